@@ -1,0 +1,34 @@
+# Every target makes its own virtual environment first: Python 3.11 and make are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test test-slow check bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/python -m healgp.demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -m slow --durations=10
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+$(INSTALLED): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[plots]" --group dev
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

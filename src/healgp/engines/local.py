@@ -1,0 +1,161 @@
+"""Threads on this machine: jitted code releases the GIL, so a plain pool keeps all cores busy."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from numba.core import event
+from threadpoolctl import ThreadpoolController
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class _BlasThreads:
+    """Limits BLAS's threads; the limit is global to the process, so users of it are counted.
+
+    While several limits are asked for at once the smallest holds; what was there before the first
+    comes back after the last.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._limits: list[int] = []
+        self._restore: Callable[[], None] | None = None
+
+    def _after_fork(self) -> None:
+        # The threads that hold the limits do not exist in the child.
+        restore = self._restore
+        self._reset()
+        if restore is not None:
+            restore()
+
+    def _apply(self) -> None:
+        if self._limits:
+            limiter = self._controller.limit(limits=min(self._limits), user_api="blas")
+            if self._restore is None:
+                self._restore = limiter.restore_original_limits
+        elif self._restore is not None:
+            self._restore()
+            self._restore = None
+
+    @contextmanager
+    def __call__(self, limit: int) -> Iterator[None]:
+        with self._lock:
+            if not self._limits:
+                self._controller = ThreadpoolController()
+            self._limits.append(limit)
+            self._apply()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._limits.remove(limit)
+                self._apply()
+
+
+blas_threads = _BlasThreads()
+
+
+class _CompilationNotice(event.Listener):
+    """Says once per process that the first fit compiles, so that nobody wonders why it is slow."""
+
+    said = False
+
+    def on_start(self, event: Any) -> None:
+        if not _CompilationNotice.said:
+            _CompilationNotice.said = True
+            print(
+                "healgp: compiling its numerical core for this machine, once (some seconds) …",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+def effective_n_jobs(n_jobs: int | None) -> int:
+    """None is every core that this process may use, but one inside a loky or Dask worker, where
+    the others belong to the other workers; −1 is every core always."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if n_jobs is None:
+        in_loky = multiprocessing.current_process().name.startswith("LokyProcess")
+        in_dask = "distributed.worker" in sys.modules and _in_dask_task()
+        return 1 if in_loky or in_dask else (cores or 1)
+    return n_jobs if n_jobs > 0 else max(1, (cores or 1) + 1 + n_jobs)
+
+
+def _in_dask_task() -> bool:
+    from distributed import get_worker
+
+    try:
+        get_worker()
+    except ValueError:
+        return False
+    return True
+
+
+class LocalEngine:
+    """A thread pool for as long as the `with` block lasts, with BLAS held to one thread meanwhile.
+
+    With fewer experts than threads it is the other way round: one thread, and BLAS gets them all.
+    """
+
+    def __init__(self, n_jobs: int | None, n_experts: int) -> None:
+        threads = effective_n_jobs(n_jobs)
+        self.n_threads, self._blas = (1, threads) if n_experts < threads else (threads, 1)
+        self._local = threading.local()
+
+    def __enter__(self) -> LocalEngine:
+        with ExitStack() as stack:
+            stack.enter_context(blas_threads(self._blas))
+            stack.enter_context(event.install_listener("numba:compile", _CompilationNotice()))
+            self._pool = (
+                stack.enter_context(ThreadPoolExecutor(self.n_threads))
+                if self.n_threads > 1
+                else None
+            )
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    def scratch(self, make: Callable[[], Result]) -> Result:
+        """What `make` returned to this thread the first time: memory is allocated once."""
+        if not hasattr(self._local, "scratch"):
+            self._local.scratch = make()
+        return self._local.scratch
+
+    def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        """function(task) for every task, in order of the tasks; a few run ahead of the consumer."""
+        if self._pool is None:
+            yield from map(function, tasks)
+            return
+        ahead: deque[Future[Result]] = deque()
+        try:
+            for task in tasks:
+                ahead.append(self._pool.submit(function, task))
+                if len(ahead) > 4 * self.n_threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+            for future in ahead:
+                if not future.cancelled():
+                    future.exception()

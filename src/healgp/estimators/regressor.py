@@ -1,0 +1,395 @@
+"""ExpertGPRegressor: validates, wires the parts together, stores what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from scipy.special import ndtri
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from tqdm import tqdm
+
+from healgp import metrics, partition, training
+from healgp.checks import check_number, choose
+from healgp.engines.local import LocalEngine
+from healgp.estimators.scaling import center_and_scale
+from healgp.experts.committee import Committee
+from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
+from healgp.prediction import Prior, Setting, stream
+
+Array = np.ndarray
+
+_SETTING_NAMES = ("aggregation", "weighting", "temperature", "normalize_weights", "space")
+
+
+class ExpertGPRegressor(RegressorMixin, BaseEstimator):
+    """Gaussian process regression by a committee of small exact experts.
+
+    The rows are divided among experts of about `points_per_expert` rows that share one kernel and
+    one noise; at prediction their Gaussians are combined with weights that follow each expert's
+    confidence at the row (a tempered softmax), which keeps the mean from wandering and the error
+    bars honest. Cost grows linearly with the number of rows.
+
+    Parameters
+    ----------
+    points_per_expert : int or None, default=500
+        There are int(N / points_per_expert) experts, at least one. None is one expert for all
+        rows: the exact GP.
+    partition : {"kmeans", "random", "balanced"}, array of labels or callable, default="kmeans"
+        Which rows go together. An array has one label per row; a callable gets
+        (X, n_experts, rng) and returns labels.
+    kernel : {"rbf", "matern12", "matern32", "matern52", "rational_quadratic"}, default="rbf"
+    ard : bool, default=True
+        A lengthscale of its own for every column; otherwise one for all.
+    aggregation : {"poe", "gpoe", "bcm", "rbcm", "grbcm", "barycenter", "wasserstein"}, \
+            default="gpoe"
+        The rule that combines the experts (see `healgp.aggregation`).
+    weighting : {"ones", "uniform", "entropy", "softmax_variance", "softmax_entropy", \
+            "softmax_wasserstein"}, default="softmax_variance"
+        The experts' weights (see `healgp.weights`); "poe" and "bcm" always use ones.
+    temperature : float, default=100.0
+        Multiplies the score in the softmax: larger is sparser. In units of standardised y, so that
+        100 means the same on every data set.
+    normalize_weights : bool or None, default=None
+        Whether weights add up to one. None: always for "gpoe" and the barycenters and for every
+        softmax, never for "ones" and "entropy" in the other rules.
+    space : {"f", "y"}, default="f"
+        Combine predictions of the latent function, or of noisy observations.
+    standardize : bool, default=True
+        Scale X and y to mean 0 and deviation 1 inside; predictions come back in the units of y.
+    lengthscale, signal_variance, noise_variance : float, default=1.0, 1.0, 0.1
+        Where training starts, in standardised units. lengthscale may be an array of one per column.
+    max_iter : int, default=100
+        Most iterations of L-BFGS-B. 0 keeps the starting values. θ stays within lengthscale
+        [0.02, 200], signal variance [1e-4, 1e4], noise variance [1e-5, 100] and, for
+        "rational_quadratic", alpha [0.01, 1000], in units of the deviations of X and y.
+    n_jobs : int or None, default=None
+        Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
+        depend on it.
+    random_state : int, RandomState or None, default=None
+        Decides the partition and the communication set of "grbcm".
+    verbose : int, default=0
+        1 shows progress bars.
+
+    Attributes
+    ----------
+    n_experts_ : int
+    labels_ : array [N], the expert of each training row
+    lengthscales_ : array [D]
+    signal_variance_, noise_variance_ : float (these three in standardised units)
+    alpha_ : float, with kernel="rational_quadratic"
+    temperature_ : float
+    log_marginal_likelihood_ : float, the sum over experts, of standardised y
+    n_iter_ : int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from healgp import ExpertGPRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-3, 3, (2000, 1))
+    >>> y = np.sin(2 * X[:, 0]) + 0.1 * rng.standard_normal(2000)
+    >>> model = ExpertGPRegressor(points_per_expert=200, random_state=0).fit(X, y)
+    >>> mean, std = model.predict([[0.5]], return_std=True)
+    >>> mean.round(1), std.round(1)
+    (array([0.8]), array([0.1]))
+    """
+
+    def __init__(
+        self,
+        points_per_expert: int | None = 500,
+        partition: Any = "kmeans",
+        kernel: str = "rbf",
+        ard: bool = True,
+        aggregation: str = "gpoe",
+        weighting: str = "softmax_variance",
+        temperature: float = 100.0,
+        normalize_weights: bool | None = None,
+        space: str = "f",
+        standardize: bool = True,
+        lengthscale: Any = 1.0,
+        signal_variance: float = 1.0,
+        noise_variance: float = 0.1,
+        max_iter: int = 100,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.points_per_expert = points_per_expert
+        self.partition = partition
+        self.kernel = kernel
+        self.ard = ard
+        self.aggregation = aggregation
+        self.weighting = weighting
+        self.temperature = temperature
+        self.normalize_weights = normalize_weights
+        self.space = space
+        self.standardize = standardize
+        self.lengthscale = lengthscale
+        self.signal_variance = signal_variance
+        self.noise_variance = noise_variance
+        self.max_iter = max_iter
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # ---- fitting ---------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Divides the rows, finds the shared hyperparameters, prepares the experts.
+
+        X is [N, D], y is [N], both finite. Ctrl-C ends training with the best θ so far.
+        """
+        self._check_parameters()
+        if np.ndim(y) == 2 and np.shape(y)[1] > 1:
+            raise ValueError(
+                f"y has {np.shape(y)[1]} columns, and ExpertGPRegressor predicts one output. Fit "
+                "one model per column, for instance with sklearn.multioutput.MultiOutputRegressor."
+            )
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        y = y.astype(np.float64)
+        N, D = X.shape
+        scale_X, scale_y = self._set_standardization(X, y)
+        Z, t = self._standardized(X), (y - self._y_center) / self._y_scale
+
+        seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
+        rng = np.random.default_rng(seed)
+        m = N if self.points_per_expert is None else self.points_per_expert
+        self.labels_ = partition.labels_of(self.partition, X, Z, max(N // m, 1), rng)
+        rows = partition.groups(self.labels_)
+        self.n_experts_ = len(rows)
+        self._committee = Committee.from_groups(Z, t, rows, self.kernel, self._starting_theta(D))
+        # The communication set of grBCM, as positions in the committee's order of rows.
+        size = min(m, -(-N // self.n_experts_))
+        self._communication = np.sort(rng.choice(N, size, replace=False))
+        self._grbcm: tuple[Committee, Committee] | None = None
+
+        with (
+            LocalEngine(self.n_jobs, self.n_experts_) as engine,
+            self._progress("training", self.max_iter, "iteration") as bar,
+        ):
+
+            def report(iteration: int, value: float) -> None:
+                bar.update()
+                bar.set_postfix({"log p per row": f"{value:.4f}"})
+
+            found = training.train(
+                self._committee, self.ard, self.max_iter, scale_X, scale_y, engine, report
+            )
+            self._committee.theta = theta = found.theta
+            self.n_iter_ = found.n_iter
+            self.log_marginal_likelihood_ = self._committee.prepare(engine)
+        self.lengthscales_ = theta.lengthscales
+        self.signal_variance_ = theta.signal_variance
+        self.noise_variance_ = theta.noise_variance
+        if self.kernel in SHAPE_NAMES:
+            setattr(self, SHAPE_NAMES[self.kernel] + "_", theta.shape)
+        return self
+
+    def _check_parameters(self) -> None:
+        if self.points_per_expert is not None:
+            check_number("points_per_expert", self.points_per_expert, 1, integer=True)
+        partition.check(self.partition)
+        choose("kernel", self.kernel, tuple(KERNELS))
+        self._setting({})
+        for name in ("signal_variance", "noise_variance"):
+            check_number(name, getattr(self, name), 0, positive=True)
+        check_number("max_iter", self.max_iter, 0, integer=True)
+        if self.n_jobs is not None:
+            check_number("n_jobs", self.n_jobs, -np.inf, integer=True)
+            if self.n_jobs == 0:
+                raise ValueError("n_jobs=0 must be None, a number of threads, or −1 for all cores.")
+
+    def _set_standardization(self, X: Array, y: Array) -> tuple[Array, float]:
+        """Sets what X and y are shifted and divided by; returns the scales left in them."""
+        x_center, x_scale = center_and_scale(X)
+        y_center, y_scale = center_and_scale(y)
+        if not np.isfinite(x_scale).all() or not np.isfinite(y_scale):
+            raise ValueError("The values of X or y are too large: their spread overflows.")
+        if self.standardize:
+            self._x_center, self._x_scale = x_center, x_scale
+            self._y_center, self._y_scale = float(y_center), float(y_scale)
+            return np.ones_like(x_scale), 1.0
+        self._x_center, self._x_scale = np.zeros_like(x_center), np.ones_like(x_scale)
+        self._y_center, self._y_scale = 0.0, 1.0
+        return x_scale, float(y_scale)
+
+    def _standardized(self, X: Array) -> Array:
+        return (X - self._x_center) / self._x_scale
+
+    def _starting_theta(self, D: int) -> Hyperparameters:
+        try:
+            lengthscales = np.asarray(self.lengthscale, dtype=float)
+        except (TypeError, ValueError):
+            lengthscales = np.array(np.nan)
+        if lengthscales.ndim > 1 or lengthscales.size not in (1, D):
+            raise ValueError(
+                f"lengthscale has {lengthscales.size} values; give one number, or one for each of "
+                f"the {D} columns of X."
+            )
+        if not (np.isfinite(lengthscales).all() and (lengthscales > 0).all()):
+            raise ValueError(f"lengthscale={self.lengthscale!r} must be finite and above 0.")
+        if not self.ard and len(np.unique(lengthscales)) > 1:
+            raise ValueError("With ard=False lengthscale must be one number.")
+        return Hyperparameters(
+            np.broadcast_to(lengthscales, (D,)).copy(),
+            float(self.signal_variance),
+            float(self.noise_variance),
+        )
+
+    def _progress(self, what: str, total: int, unit: str) -> tqdm:
+        return tqdm(total=total, desc=what, unit=unit, disable=not self.verbose, unit_scale=True)
+
+    # ---- prediction ------------------------------------------------------------------------
+
+    def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
+        """Mean of y at the rows of X [n, D], and its standard deviation with the noise included."""
+        mean, std = self.predict_many(X, [{}])[0]
+        return (mean, std) if return_std else mean
+
+    def predict_interval(self, X: Any, coverage: float = 0.95) -> tuple[Array, Array]:
+        """Bounds (lower, upper) of the central interval that holds y with the given probability."""
+        check_number("coverage", coverage, 0, positive=True)
+        if coverage >= 1:
+            raise ValueError(f"coverage={coverage!r} must be below 1.")
+        mean, std = self.predict_many(X, [{}])[0]
+        half = ndtri((1.0 + coverage) / 2.0) * std
+        return mean - half, mean + half
+
+    def predict_many(
+        self, X: Any, settings: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[Array, Array]]:
+        """`predict(X, return_std=True)` under several settings, asking every expert only once.
+
+        Each setting is a dict over aggregation, weighting, temperature, normalize_weights and
+        space; what it leaves out is as in the estimator. Returns one (mean, std) per setting.
+        """
+        results = []
+        for setting, (mean, var) in zip(*self._latent(X, settings), strict=True):
+            noise = self._committee.theta.noise_variance if setting.space == "f" else 0.0
+            results.append(
+                (mean * self._y_scale + self._y_center, np.sqrt(var + noise) * self._y_scale)
+            )
+        return results
+
+    def predict_f(self, X: Any) -> tuple[Array, Array]:
+        """Mean and variance of the latent function, in the units of y (and their square)."""
+        if self.space == "y":
+            raise ValueError(
+                "With space='y' the experts' noisy predictions are combined, and there is no "
+                "prediction of the latent function. Use space='f'."
+            )
+        mean, var = self._latent(X, [{}])[1][0]
+        return mean * self._y_scale + self._y_center, var * self._y_scale**2
+
+    def log_predictive_density(self, X: Any, y: Any) -> Array:
+        """log p(y_i | x_i) of each row, of y in its own units."""
+        mean, std = self.predict_many(X, [{}])[0]
+        y = np.asarray(y, dtype=float)
+        if y.shape != mean.shape:
+            raise ValueError(f"y has shape {y.shape}, but X has {len(mean)} rows.")
+        return metrics.log_density(y, mean, std)
+
+    def expert_moments(self, X: Any) -> tuple[Array, Array]:
+        """Latent mean and variance [J, n] of each expert, in the units of y: for a look at a modest
+        number of rows."""
+        mean, var = self._moments(self._committee, self._new_rows(X))
+        return mean * self._y_scale + self._y_center, var * self._y_scale**2
+
+    def expert_weights(self, X: Any) -> Array:
+        """Weight [J, n] of each expert at each row under the estimator's setting: for a look at a
+        modest number of rows."""
+        new, setting = self._new_rows(X), self._setting({})
+        committee, prior = self._committee_and_prior(setting.aggregation, new)
+        mean, var = self._moments(committee, new)
+        noise = committee.theta.noise_variance if setting.space == "y" else 0.0
+        return setting.weights(mean, var + noise, prior.mean, prior.var + noise)
+
+    @property
+    def temperature_(self) -> float:
+        """The temperature that `predict` uses."""
+        check_is_fitted(self)
+        return float(self.temperature)
+
+    def _setting(self, changes: Mapping[str, Any]) -> Setting:
+        unknown = set(changes) - set(_SETTING_NAMES)
+        if unknown:
+            raise ValueError(
+                f"A setting has {', '.join(sorted(map(repr, unknown)))}; it may have: "
+                f"{', '.join(_SETTING_NAMES)}."
+            )
+        return Setting(**({name: getattr(self, name) for name in _SETTING_NAMES} | dict(changes)))
+
+    def _new_rows(self, X: Any) -> Array:
+        check_is_fitted(self)
+        return self._standardized(validate_data(self, X, reset=False, dtype=np.float64))
+
+    def _latent(
+        self, X: Any, settings: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[Setting], list[tuple[Array, Array]]]:
+        """The settings in full, and mean and variance for each, in standardised units."""
+        new = self._new_rows(X)
+        chosen = [self._setting(changes) for changes in settings]
+        results: list[Any] = [None] * len(chosen)
+        for is_grbcm in (False, True):
+            here = [i for i, s in enumerate(chosen) if (s.aggregation == "grbcm") == is_grbcm]
+            if not here:
+                continue
+            committee, prior = self._committee_and_prior("grbcm" if is_grbcm else "", new)
+            for i, result in zip(
+                here, self._stream(committee, new, [chosen[i] for i in here], prior), strict=True
+            ):
+                results[i] = result
+        return chosen, results
+
+    def _stream(
+        self, committee: Committee, new: Array, settings: list[Setting], prior: Prior
+    ) -> list[tuple[Array, Array]]:
+        with (
+            LocalEngine(self.n_jobs, committee.n_experts) as engine,
+            self._progress("predicting", len(new) * committee.n_experts, "moment") as bar,
+        ):
+            committee.prepare_once(engine)
+            return stream(committee, new, settings, prior, engine, bar.update)
+
+    def _moments(self, committee: Committee, new: Array) -> tuple[Array, Array]:
+        with LocalEngine(self.n_jobs, committee.n_experts) as engine:
+            committee.prepare_once(engine)
+            blocks = engine.map(
+                lambda j: committee.moments(new, j, j + 1, engine), range(committee.n_experts)
+            )
+            means, variances = zip(*blocks, strict=True)
+        return np.concatenate(means), np.concatenate(variances)
+
+    def _committee_and_prior(self, aggregation: str, new: Array) -> tuple[Committee, Prior]:
+        """The experts to ask and what they fall back to: for grBCM, experts that know the
+        communication set as well, and the communication expert."""
+        if aggregation != "grbcm":
+            return self._committee, Prior(0.0, self._committee.theta.signal_variance)
+        if self._grbcm is None:
+            self._grbcm = _grbcm_committees(self._committee, self._communication)
+        augmented, communication = self._grbcm
+        setting = Setting("poe", "ones", 0.0, None, "f")  # one expert's product is the expert
+        mean, var = self._stream(communication, new, [setting], Prior(0.0, 1.0))[0]
+        return augmented, Prior(mean, var)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        return state | {"_grbcm": None} if "_grbcm" in state else state
+
+
+def _grbcm_committees(committee: Committee, chosen: Array) -> tuple[Committee, Committee]:
+    """The experts on D_c ∪ D_j, D_c having left the D_j, and the communication expert on D_c."""
+    X, y = committee.XT.T, committee.y
+    own = np.ones(len(y), dtype=bool)
+    own[chosen] = False
+    bounds = zip(committee.offsets[:-1], committee.offsets[1:], strict=True)
+    parts = [np.arange(a, b)[own[a:b]] for a, b in bounds]
+    augmented = [np.concatenate([chosen, part]) for part in parts if len(part)] or [chosen]
+    return (
+        Committee.from_groups(X, y, augmented, committee.kernel, committee.theta),
+        Committee.from_groups(X, y, [chosen], committee.kernel, committee.theta),
+    )

@@ -1,0 +1,155 @@
+"""The experts of a model together: their rows, the shared θ, and what each has worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from healgp.engines.local import LocalEngine
+from healgp.experts import exact
+from healgp.kernels import KERNELS, Hyperparameters
+from healgp.linalg import JITTER
+
+#: Bytes of Cholesky factors that a committee keeps; those beyond it are made again when asked.
+FACTOR_BYTES = 2**30
+
+#: Σ m³ of the experts that one task takes at least: about a millisecond of work.
+_TASK_WORK = 2e7
+
+
+class ExpertError(np.linalg.LinAlgError):
+    """An expert's covariance could not be factorised."""
+
+
+@dataclass
+class Committee:
+    """J exact experts with one θ. Expert j owns the columns offsets[j]:offsets[j + 1] of XT."""
+
+    XT: np.ndarray  # [D, N]
+    y: np.ndarray  # [N]
+    offsets: np.ndarray  # [J + 1]
+    kernel: str
+    theta: Hyperparameters
+    alpha: np.ndarray | None = field(default=None, repr=False)  # [N], K⁻¹y of each expert
+    _factors: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_groups(
+        cls, X: np.ndarray, y: np.ndarray, groups: list[np.ndarray], kernel: str,
+        theta: Hyperparameters,
+    ) -> Committee:  # fmt: skip
+        """Experts whose rows are X[groups[0]], X[groups[1]], …; a row may be in several."""
+        order = np.concatenate(groups)
+        offsets = np.concatenate([[0], np.cumsum([len(group) for group in groups])])
+        return cls(np.ascontiguousarray(X[order].T), y[order], offsets, kernel, theta)
+
+    @property
+    def n_experts(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Factors are as large as everything else squared, and quickly made again.
+        return self.__dict__ | {"_factors": None}
+
+    def _tasks(self) -> Iterator[np.ndarray]:
+        """Runs of experts, the largest first, so that no thread ends up with a large one last."""
+        sizes = self.sizes
+        order = np.argsort(-sizes, kind="stable")
+        work = np.cumsum(sizes[order].astype(float) ** 3) / _TASK_WORK
+        ends = np.flatnonzero(np.diff(np.floor(work), append=np.inf)) + 1
+        yield from np.split(order, ends[:-1])
+
+    def _arguments(self, theta: Hyperparameters) -> tuple[Any, ...]:
+        return (
+            KERNELS[self.kernel], theta.shape, theta.signal_variance, theta.noise_variance,
+            theta.lengthscales,
+        )  # fmt: skip
+
+    def _check(self, log_likelihood: np.ndarray, theta: Hyperparameters) -> None:
+        failed = np.flatnonzero(np.isnan(log_likelihood))
+        if len(failed):
+            j = int(failed[0])
+            raise ExpertError(
+                f"The covariance matrix of expert {j} ({self.sizes[j]} rows) is not positive "
+                f"definite even with jitter of {JITTER[-1]:g} times the signal variance "
+                f"(signal_variance={theta.signal_variance:.3g}, noise_variance="
+                f"{theta.noise_variance:.3g}). Raise noise_variance, or leave out columns with "
+                "extreme values and rows that are nearly equal."
+            )
+
+    def objective(self, theta: Hyperparameters, engine: LocalEngine) -> tuple[float, np.ndarray]:
+        """Σ_j log p_j(y⁽ʲ⁾ | X⁽ʲ⁾, θ) and its gradient in (log ℓ_1 … log ℓ_D, log σ², log σ_y²,
+        log shape): the paper's equation for the log marginal likelihood of the experts."""
+        m, D = int(self.sizes.max()), len(self.XT)
+        out = np.empty((self.n_experts, D + 4))
+        head = self._arguments(theta)
+
+        def run(experts: np.ndarray) -> None:
+            scratch = engine.scratch(lambda: exact.scratch(m, D))
+            exact.objective(*head, self.XT, self.y, self.offsets, experts, *scratch, out)
+
+        for _ in engine.map(run, self._tasks()):
+            pass
+        self._check(out[:, 0], theta)
+        total = out.sum(axis=0)  # in the order of the experts, whichever finished first
+        return float(total[0]), total[1:]
+
+    def prepare(self, engine: LocalEngine) -> float:
+        """Works out α and, as far as memory allows, the factors. Returns Σ_j log p_j."""
+        m, D = int(self.sizes.max()), len(self.XT)
+        squares = self.sizes.astype(np.int64) ** 2
+        ends = np.cumsum(squares)
+        kept = ends * 8 <= FACTOR_BYTES
+        where = np.where(kept, ends - squares, -1)
+        factors = np.empty(int(squares[kept].sum()))
+        alpha, log_likelihood = np.empty(len(self.y)), np.empty(self.n_experts)
+        head = self._arguments(self.theta)
+
+        def run(experts: np.ndarray) -> None:
+            A, _, Z, _, r2 = engine.scratch(lambda: exact.scratch(m, D))
+            exact.factorize(
+                *head, self.XT, self.y, self.offsets, experts, A, Z, r2,
+                alpha, factors, where, log_likelihood,
+            )  # fmt: skip
+
+        for _ in engine.map(run, self._tasks()):
+            pass
+        self._check(log_likelihood, self.theta)
+        self.alpha, self._factors = alpha, (factors, where)
+        return float(log_likelihood.sum())
+
+    def prepare_once(self, engine: LocalEngine) -> None:
+        """Prepares the experts unless they are: factors do not travel with a pickled model."""
+        if self._factors is None:
+            self.prepare(engine)
+
+    def moments(
+        self, new: np.ndarray, first: int, last: int, engine: LocalEngine
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Latent means and variances [last − first, n] of some experts at the rows `new` [n, D].
+
+        Runs in the calling thread; `prepare` must have been called.
+        """
+        if self.alpha is None or self._factors is None:
+            raise RuntimeError("prepare() comes before moments()")
+        m, D = int(self.sizes.max()), len(self.XT)
+        factors, where = self._factors
+        mean, var = np.empty((2, last - first, len(new)))
+        A, Z, V, r2 = engine.scratch(
+            lambda: (
+                np.empty(m * m if where.min() < 0 else 0),
+                np.empty(D * m), np.empty(exact.ROWS * m), np.empty(m),
+            )
+        )  # fmt: skip
+        exact.moments(
+            *self._arguments(self.theta), self.XT, self.offsets, self.alpha, factors, where,
+            first, last, new, A, Z, V, r2, mean, var,
+        )  # fmt: skip
+        return mean, var

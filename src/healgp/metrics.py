@@ -1,0 +1,48 @@
+"""How good Gaussian predictions are: pure functions of y [n], mean [n] and std [n].
+
+`std` is that of y, noise included, in the units of y.
+
+>>> import numpy as np
+>>> from healgp import metrics
+>>> y, mean, std = np.array([0.0, 2.0]), np.array([0.0, 0.0]), np.array([1.0, 1.0])
+>>> round(metrics.nlpd(y, mean, std), 4), metrics.coverage(y, mean, std, 0.95)
+(1.9189, 0.5)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+Array = np.ndarray
+
+
+def log_density(y: Array, mean: Array, std: Array) -> Array:
+    """log N(y | m, s²) of each row."""
+    y, mean, std = (np.asarray(a, dtype=float) for a in (y, mean, std))
+    return -0.5 * ((y - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2.0 * np.pi)
+
+
+def nlpd(y: Array, mean: Array, std: Array) -> float:
+    """Negative log predictive density, the mean over rows of −log N(y | m, s²)."""
+    return float(-log_density(y, mean, std).mean())
+
+
+def rmse(y: Array, mean: Array) -> float:
+    """Root of the mean squared error."""
+    return float(np.sqrt(np.mean((np.asarray(y, dtype=float) - mean) ** 2)))
+
+
+def coverage(y: Array, mean: Array, std: Array, level: float = 0.95) -> float:
+    """Share of rows within the central interval of the given level, m ± s Φ⁻¹((1 + level)/2)."""
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level={level!r} must be between 0 and 1.")
+    return float(np.mean(np.abs(np.asarray(y) - mean) <= ndtri((1.0 + level) / 2.0) * std))
+
+
+def crps(y: Array, mean: Array, std: Array) -> float:
+    """Continuous ranked probability score, the mean over rows of
+    s [z(2Φ(z) − 1) + 2φ(z) − 1/√π] with z = (y − m)/s; in the units of y, smaller is better."""
+    z = (np.asarray(y, dtype=float) - mean) / std
+    density = np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
+    return float(np.mean(std * (z * (2.0 * ndtr(z) - 1.0) + 2.0 * density - 1.0 / np.sqrt(np.pi))))
