@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 from numba.core import event
 from threadpoolctl import ThreadpoolController
 
@@ -134,11 +135,13 @@ class LocalEngine:
     def __exit__(self, *error: Any) -> None:
         self._stack.close()
 
-    def scratch(self, make: Callable[[], Result]) -> Result:
-        """What `make` returned to this thread the first time: memory is allocated once."""
-        if not hasattr(self._local, "scratch"):
-            self._local.scratch = make()
-        return self._local.scratch
+    def scratch(self, *sizes: int) -> tuple[np.ndarray, ...]:
+        """Arrays of these sizes, allocated once per thread and lent again for the same sizes."""
+        kept = self._local.__dict__
+        key = str(sizes)
+        if key not in kept:
+            kept[key] = tuple(np.empty(size) for size in sizes)
+        return kept[key]
 
     def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """function(task) for every task, in order of the tasks; a few run ahead of the consumer."""

@@ -92,7 +92,7 @@ class Committee:
         head = self._arguments(theta)
 
         def run(experts: np.ndarray) -> None:
-            scratch = engine.scratch(lambda: exact.scratch(m, D))
+            scratch = engine.scratch(*exact.scratch_sizes(m, D))
             exact.objective(*head, self.XT, self.y, self.offsets, experts, *scratch, out)
 
         for _ in engine.map(run, self._tasks()):
@@ -113,7 +113,7 @@ class Committee:
         head = self._arguments(self.theta)
 
         def run(experts: np.ndarray) -> None:
-            A, _, Z, _, r2 = engine.scratch(lambda: exact.scratch(m, D))
+            A, _, Z, _, r2 = engine.scratch(*exact.scratch_sizes(m, D))
             exact.factorize(
                 *head, self.XT, self.y, self.offsets, experts, A, Z, r2,
                 alpha, factors, where, log_likelihood,
@@ -142,12 +142,8 @@ class Committee:
         m, D = int(self.sizes.max()), len(self.XT)
         factors, where = self._factors
         mean, var = np.empty((2, last - first, len(new)))
-        A, Z, V, r2 = engine.scratch(
-            lambda: (
-                np.empty(m * m if where.min() < 0 else 0),
-                np.empty(D * m), np.empty(exact.ROWS * m), np.empty(m),
-            )
-        )  # fmt: skip
+        again = m * m if where.min() < 0 else 0
+        A, Z, V, r2 = engine.scratch(again, D * m, exact.ROWS * m, m)
         exact.moments(
             *self._arguments(self.theta), self.XT, self.offsets, self.alpha, factors, where,
             first, last, new, A, Z, V, r2, mean, var,

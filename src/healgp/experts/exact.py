@@ -28,9 +28,9 @@ _CONTRACT = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contrac
 _SUM = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
 
 
-def scratch(m: int, D: int) -> tuple[np.ndarray, ...]:
-    """Memory for experts of up to m rows: A and B (m², flat), Z (D × m, flat), α and a row of m."""
-    return np.empty(m * m), np.empty(m * m), np.empty(D * m), np.empty(m), np.empty(m)
+def scratch_sizes(m: int, D: int) -> tuple[int, ...]:
+    """What `objective` needs for experts of up to m rows: A, B (m × m), Z (D × m), α, a row."""
+    return m * m, m * m, D * m, m, m
 
 
 @_CONTRACT

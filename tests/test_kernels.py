@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+
+from healgp import kernels
+from healgp.kernels import KERNELS
+from naive import kernel as naive_kernel
+
+
+def profile(name, r2, shape=1.0):
+    phi, slope = np.empty_like(r2), np.empty_like(r2)
+    kernels.profile(KERNELS[name], shape, r2, len(r2), phi, slope)
+    return phi, slope
+
+
+def test_exp_and_log_have_full_precision(rng):
+    x = np.concatenate([-np.logspace(-300, 2.8, 4000), [0.0]])
+    ours = np.array([kernels.exp(v) for v in x])
+    np.testing.assert_allclose(ours, np.exp(x), rtol=4e-16)
+    assert 0 < kernels.exp(-1e300) < 1e-300
+    u = np.concatenate([np.logspace(-300, 300, 4000), 1 + np.logspace(-16, 0, 500)])
+    ours = np.array([kernels.log(v) for v in u])
+    np.testing.assert_allclose(ours, np.log(u), rtol=5e-16, atol=3e-16)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("shape", [0.3, 1.0, 40.0])
+def test_value_against_naive(name, shape, rng):
+    A, B = rng.standard_normal((30, 5)), rng.standard_normal((1, 5))
+    r2 = np.empty(30)
+    kernels.squared_distances(np.ascontiguousarray(A.T), 30, B[0], r2)
+    expected = naive_kernel(name, A, B, 1.0, 1.0, shape)[:, 0]
+    np.testing.assert_allclose(profile(name, r2, shape)[0], expected, rtol=1e-13)
+    kernels.values(KERNELS[name], shape, r2, 30)
+    np.testing.assert_allclose(r2, expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("D", range(1, 14))
+def test_squared_distances_in_any_dimension(D, rng):
+    A, b, r2 = rng.standard_normal((7, D)), rng.standard_normal(D), np.empty(7)
+    kernels.squared_distances(np.ascontiguousarray(A.T), 7, b, r2)
+    np.testing.assert_allclose(r2, ((A - b) ** 2).sum(1), rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_slope_against_finite_differences(name):
+    r2, h = np.linspace(0.05, 9.0, 40), 1e-6
+    numeric = (profile(name, r2 + h, 0.7)[0] - profile(name, r2 - h, 0.7)[0]) / (2 * h)
+    np.testing.assert_allclose(profile(name, r2, 0.7)[1], numeric, rtol=1e-7, atol=1e-9)
+
+
+def test_rational_quadratic_tilt_against_finite_differences():
+    r2, h, alpha = np.linspace(0.0, 50.0, 40), 1e-5, 0.7
+    up, down = (profile("rational_quadratic", r2, alpha * np.exp(s))[0] for s in (h, -h))
+    slope = profile("rational_quadratic", r2, alpha)[1]
+    tilt = [kernels.rational_quadratic_tilt(s, alpha) for s in slope]
+    np.testing.assert_allclose(tilt, (up - down) / (2 * h), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_equal_points_and_far_points(name):
+    phi, slope = profile(name, np.array([0.0, 1e12]))
+    assert phi[0] == 1.0
+    assert 0 <= phi[1] < 1e-6
+    assert np.isfinite(slope).all()

@@ -1,0 +1,36 @@
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from healgp import metrics
+
+
+@pytest.fixture
+def predictions(rng):
+    return rng.standard_normal(30), rng.standard_normal(30), rng.uniform(0.2, 2, 30)
+
+
+def test_nlpd_and_rmse(predictions):
+    y, mean, std = predictions
+    expected = -np.mean([stats.norm(m, s).logpdf(v) for v, m, s in zip(*predictions, strict=True)])
+    assert metrics.nlpd(y, mean, std) == pytest.approx(expected, rel=1e-12)
+    assert metrics.rmse(y, mean) == pytest.approx(np.sqrt(np.mean((y - mean) ** 2)), rel=1e-12)
+
+
+def test_crps_is_the_integral_of_squared_differences_of_distributions(predictions):
+    def one(y, m, s):
+        below = integrate.quad(lambda t: stats.norm.cdf(t, m, s) ** 2, m - 12 * s, y)[0]
+        above = integrate.quad(lambda t: stats.norm.sf(t, m, s) ** 2, y, m + 12 * s)[0]
+        return below + above
+
+    expected = np.mean([one(*row) for row in zip(*predictions, strict=True)])
+    assert metrics.crps(*predictions) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.95, 0.99])
+def test_coverage_of_calibrated_predictions(rng, level):
+    mean, std = rng.standard_normal(100_000), rng.uniform(0.2, 2, 100_000)
+    y = mean + std * rng.standard_normal(100_000)
+    assert metrics.coverage(y, mean, std, level) == pytest.approx(level, abs=0.006)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        metrics.coverage(y, mean, std, 95)
