@@ -1,12 +1,12 @@
 """Rules and weights as pure functions: against a naive loop, and the paper's propositions."""
 
-import naive
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+import naive
 from healgp import aggregation as agg
 from healgp import weights as w
 
@@ -95,7 +95,7 @@ def test_proposition_2_normalised_rbcm_is_gpoe(moments, softmax):
 def test_proposition_3_one_expert_under_rbcm_is_not_the_full_gp(moments):
     mean, var = (a[:1] for a in moments)
     beta = w.entropy(mean, var, PRIOR)
-    m, v = agg.rbcm(mean, var, beta, PRIOR)
+    _, v = agg.rbcm(mean, var, beta, PRIOR)
     expected = 1 / (beta[0] / var[0] + (1 - beta[0]) / PRIOR)
     np.testing.assert_allclose(v, expected, rtol=1e-12)
     assert (np.abs(v / var[0] - 1) > 1e-3).all()
@@ -125,7 +125,7 @@ def test_confident_experts_get_more_weight(softmax):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_far_from_the_data(rule):
-    """Every normalised rule returns to the prior; PoE goes to prior/J; BCM and rBCM to the prior."""
+    """Every normalised rule returns to the prior, and so do BCM and rBCM; PoE goes to prior/J."""
     mean, var = np.zeros((5, 3)), np.full((5, 3), PRIOR)
     for beta in (w.normalize(w.entropy(mean, var, PRIOR)), w.softmax_variance(mean, var, PRIOR)):
         m, v = combine(rule, mean, var, beta)

@@ -37,11 +37,12 @@ def kmeans(X: np.ndarray, n_experts: int, rng: np.random.Generator) -> np.ndarra
         size = min(len(X), max(10_000, 20 * n_experts))
         sample = X if size == len(X) else X[rng.choice(len(X), size, replace=False)]
         seed = int(rng.integers(2**31))
-        # More than one thread would add up in an order that differs from run to run.
+        # More than one thread would add up in an order that differs from run to run, and OpenMP's
+        # threads do not survive a fork.
         with threadpool_limits(1, user_api="openmp"), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than clusters
             centres = KMeans(n_experts, n_init=1, random_state=seed).fit(sample).cluster_centers_
-        return pairwise_distances_argmin(X, centres).astype(np.intp)
+            return pairwise_distances_argmin(X, centres).astype(np.intp)
     coarse = kmeans(X, int(np.sqrt(n_experts)), rng)
     groups = [np.flatnonzero(coarse == c) for c in range(coarse.max() + 1)]
     groups = [group for group in groups if len(group)]

@@ -20,6 +20,12 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
+def _set_threads(library: Any, n: int) -> None:
+    # Newer versions of threadpoolctl ignore every thread but the one that limited OpenBLAS first.
+    # The count below is over all threads, so it needs the setter underneath.
+    getattr(library, "_real_set_num_threads", library.set_num_threads)(n)
+
+
 class _BlasThreads:
     """Limits BLAS's threads; the limit is global to the process, so users of it are counted.
 
@@ -34,29 +40,30 @@ class _BlasThreads:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._limits: list[int] = []
-        self._restore: Callable[[], None] | None = None
+        self._before: list[tuple[Any, int]] = []  # each library and its number of threads
 
     def _after_fork(self) -> None:
-        # The threads that hold the limits do not exist in the child.
-        restore = self._restore
+        # The threads that asked for the limits do not exist in the child.
+        before = self._before
         self._reset()
-        if restore is not None:
-            restore()
+        for library, n in before:
+            _set_threads(library, n)
 
     def _apply(self) -> None:
         if self._limits:
-            limiter = self._controller.limit(limits=min(self._limits), user_api="blas")
-            if self._restore is None:
-                self._restore = limiter.restore_original_limits
-        elif self._restore is not None:
-            self._restore()
-            self._restore = None
+            if not self._before:
+                libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+                self._before = [(library, library.num_threads) for library in libraries]
+            for library, n in self._before:
+                _set_threads(library, min(*self._limits, n))
+        else:
+            for library, n in self._before:
+                _set_threads(library, n)
+            self._before = []
 
     @contextmanager
     def __call__(self, limit: int) -> Iterator[None]:
         with self._lock:
-            if not self._limits:
-                self._controller = ThreadpoolController()
             self._limits.append(limit)
             self._apply()
         try:

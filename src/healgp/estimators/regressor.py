@@ -9,12 +9,12 @@ import numpy as np
 from scipy.special import ndtri
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from tqdm import tqdm
 
 from healgp import metrics, partition, training
 from healgp.checks import check_number, choose
-from healgp.engines.local import LocalEngine
+from healgp.engines.local import LocalEngine, blas_threads
 from healgp.estimators.scaling import center_and_scale
 from healgp.experts.committee import Committee
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
@@ -144,13 +144,15 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         X is [N, D], y is [N], both finite. Ctrl-C ends training with the best θ so far.
         """
         self._check_parameters()
-        if np.ndim(y) == 2 and np.shape(y)[1] > 1:
+        X, y = validate_data(
+            self, X, y, dtype=np.float64, order="C", y_numeric=True, multi_output=True
+        )
+        if y.ndim == 2 and y.shape[1] > 1:
             raise ValueError(
-                f"y has {np.shape(y)[1]} columns, and ExpertGPRegressor predicts one output. Fit "
-                "one model per column, for instance with sklearn.multioutput.MultiOutputRegressor."
+                f"y has {y.shape[1]} columns, and ExpertGPRegressor predicts one output. Fit one "
+                "model per column, for instance with sklearn.multioutput.MultiOutputRegressor."
             )
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-        y = y.astype(np.float64)
+        y = column_or_1d(y, dtype=np.float64, warn=True)
         N, D = X.shape
         scale_X, scale_y = self._set_standardization(X, y)
         Z, t = self._standardized(X), (y - self._y_center) / self._y_scale
@@ -158,7 +160,8 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         rng = np.random.default_rng(seed)
         m = N if self.points_per_expert is None else self.points_per_expert
-        self.labels_ = partition.labels_of(self.partition, X, Z, max(N // m, 1), rng)
+        with blas_threads(1):  # scikit-learn's k-means sets and restores BLAS's threads as well
+            self.labels_ = partition.labels_of(self.partition, X, Z, max(N // m, 1), rng)
         rows = partition.groups(self.labels_)
         self.n_experts_ = len(rows)
         self._committee = Committee.from_groups(Z, t, rows, self.kernel, self._starting_theta(D))
@@ -205,8 +208,9 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
 
     def _set_standardization(self, X: Array, y: Array) -> tuple[Array, float]:
         """Sets what X and y are shifted and divided by; returns the scales left in them."""
-        x_center, x_scale = center_and_scale(X)
-        y_center, y_scale = center_and_scale(y)
+        with np.errstate(over="ignore", invalid="ignore"):
+            x_center, x_scale = center_and_scale(X)
+            y_center, y_scale = center_and_scale(y)
         if not np.isfinite(x_scale).all() or not np.isfinite(y_scale):
             raise ValueError("The values of X or y are too large: their spread overflows.")
         if self.standardize:
@@ -296,7 +300,8 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
     def expert_moments(self, X: Any) -> tuple[Array, Array]:
         """Latent mean and variance [J, n] of each expert, in the units of y: for a look at a modest
         number of rows."""
-        mean, var = self._moments(self._committee, self._new_rows(X))
+        new = self._new_rows(X)
+        mean, var = self._moments(self._committee, new)
         return mean * self._y_scale + self._y_center, var * self._y_scale**2
 
     def expert_weights(self, X: Any) -> Array:
