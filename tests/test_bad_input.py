@@ -112,7 +112,7 @@ def test_refused_parameters(parameters, message):
 
 def test_settings_of_predict_many_are_checked():
     model = make().fit(X, Y)
-    with pytest.raises(ValueError, match="'kernel'.*aggregation, weighting"):
+    with pytest.raises(ValueError, match=r"'kernel'.*aggregation, weighting"):
         model.predict_many(X, [{"kernel": "rbf"}])
     with pytest.raises(ValueError, match="y has shape"):
         model.log_predictive_density(X, Y[:3])

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from conftest import data_or_simulated
 
+from conftest import data_or_simulated
 from healgp import ExpertGPRegressor, metrics
 
 PROTOCOL = dict(points_per_expert=100, ard=False, standardize=False, random_state=0)
