@@ -209,3 +209,14 @@ def test_identities(committee, rule):
     ordered = [combine(r, mean, var, beta, prior)[1] for r in ("gpoe", "wasserstein", "barycenter")]
     assert (ordered[0] <= ordered[1] * (1 + 1e-9)).all()
     assert (ordered[1] <= ordered[2] * (1 + 1e-9)).all()
+
+
+def test_moments_as_integers_and_lists():
+    mean, var = [[1], [3]], [[1], [2]]
+    for name in w.WEIGHTINGS:
+        beta = w.normalize(getattr(w, name)(mean, var, 2))
+        m, v = agg.gpoe(mean, var, beta)
+        assert 1 <= m[0] <= 3
+        assert 1 <= v[0] <= 2
+    np.testing.assert_allclose(agg.poe(mean, var), [[5 / 3], [2 / 3]])
+    np.testing.assert_allclose(agg.bcm(mean, var, 2), [[2.5], [1.0]])

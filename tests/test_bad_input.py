@@ -4,8 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from sklearn.exceptions import NotFittedError
 
 from healgp import ExpertGPRegressor
+from healgp.kernels import KERNELS
 
 
 def make(**parameters):
@@ -80,7 +82,7 @@ def test_refused_in_predict(bad, message):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        (dict(points_per_expert=0), "points_per_expert=0.*at least 1"),
+        (dict(points_per_expert=0), "points_per_expert=0.*from 1"),
         (dict(points_per_expert=2.5), "points_per_expert=2.5.*whole"),
         (dict(points_per_expert=True), "points_per_expert=True"),
         (dict(partition="kmean"), "kmeans.*random|random.*kmeans"),
@@ -90,7 +92,7 @@ def test_refused_in_predict(bad, message):
         (dict(kernel="RBF"), "kernel='RBF'.*rbf, matern12"),
         (dict(aggregation="mean"), "aggregation='mean'.*gpoe"),
         (dict(weighting="softmax"), "weighting='softmax'.*softmax_variance"),
-        (dict(temperature=-3), "temperature=-3.*at least 0"),
+        (dict(temperature=-3), "temperature=-3.*from 0"),
         (dict(temperature=np.nan), "temperature=nan"),
         (dict(space="x"), "space='x'"),
         (dict(lengthscale=0.0), "lengthscale=0.0.*above 0"),
@@ -102,6 +104,14 @@ def test_refused_in_predict(bad, message):
         (dict(noise_variance=np.inf), "noise_variance=inf"),
         (dict(max_iter=-1), "max_iter=-1"),
         (dict(n_jobs=0), "n_jobs=0"),
+        (dict(n_jobs=1.5), "n_jobs=1.5"),
+        (dict(ard="no"), "ard='no'"),
+        (dict(standardize=1), "standardize=1"),
+        (dict(normalize_weights=0), "normalize_weights=0"),
+        (dict(temperature=10**400), "temperature=1"),
+        (dict(partition=np.array([1, np.nan] * 30, dtype=object)), "missing"),
+        (dict(partition=["a", None] * 30), "cannot be sorted"),
+        (dict(partition=np.ma.masked_equal(np.arange(60) % 3, 2)), "missing"),
     ],
     ids=str,
 )
@@ -114,8 +124,15 @@ def test_settings_of_predict_many_are_checked():
     model = make().fit(X, Y)
     with pytest.raises(ValueError, match=r"'kernel'.*aggregation, weighting"):
         model.predict_many(X, [{"kernel": "rbf"}])
+    with pytest.raises(ValueError, match="list of dicts"):
+        model.predict_many(X, {"aggregation": "poe"})
     with pytest.raises(ValueError, match="y has shape"):
         model.log_predictive_density(X, Y[:3])
+    with pytest.raises(ValueError, match="y contains NaN"):
+        model.log_predictive_density(X, spoil(Y, 0, np.nan))
+    bary = dict(aggregation="barycenter", normalize_weights=np.False_)
+    with pytest.raises(ValueError, match="add up to one"):
+        model.predict_many(X, [bary])
     assert model.predict_many(X, []) == []
 
 
@@ -240,3 +257,60 @@ def test_extreme_starting_values(standardize):
             mean, std = model.fit(X, Y).predict(X, return_std=True)
             assert np.isfinite(mean).all()
             assert (std > 0).all()
+
+
+def test_a_fit_that_fails_leaves_the_earlier_one():
+    model = make().fit(X, Y)
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="lengthscale"):
+        model.set_params(lengthscale=-1.0).fit(X * 100 + 50, Y * 10 + 1000)
+
+    def fails(X, n_experts, rng):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.set_params(lengthscale=1.0, partition=fails).fit(X * 100 + 50, Y * 10 + 1000)
+    assert np.array_equal(model.predict(X), before)
+    unfitted = make(lengthscale=[1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="lengthscale"):
+        unfitted.fit(X, Y)
+    with pytest.raises(NotFittedError):
+        unfitted.predict(X)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_far_rows_return_to_the_prior(kernel):
+    model = make(kernel=kernel).fit(X, Y)
+    for far in (1e3, 1e151, 1e200):
+        mean, std = model.predict([[far, 0.0]], return_std=True)
+        prior = Y.std() * np.sqrt(model.signal_variance_ + model.noise_variance_)
+        tolerance = 0.1 if kernel == "rational_quadratic" and far < 1e4 else 1e-6
+        assert mean[0] == pytest.approx(Y.mean(), abs=tolerance)
+        assert std[0] == pytest.approx(prior, rel=tolerance)
+
+
+def test_a_constant_column_does_not_bound_the_lengthscale_of_the_others():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 1e-3, 300)
+    y = np.sin(6e3 * x) + 0.1 * rng.standard_normal(300)
+    for columns in (np.c_[x], np.c_[x, np.ones(300)]):
+        model = make(ard=False, standardize=False, lengthscale=2e-4, points_per_expert=50)
+        model.fit(columns, y)
+        assert np.std(model.predict(columns) - y) < 0.15
+
+
+@pytest.mark.parametrize("scale", [1e160, 1e-160])
+def test_extreme_scales_without_standardising_are_refused(scale):
+    with pytest.raises(ValueError, match="standardize=True"):
+        make(standardize=False).fit(X, Y * scale)
+    with pytest.raises(ValueError, match="standardize=True"):
+        make(standardize=False).fit(X * scale, Y)
+
+
+def test_rows_that_are_equal_do_not_make_one_huge_expert():
+    rng = np.random.default_rng(0)
+    repeated = rng.standard_normal((2000, 3))
+    repeated[:1000] = 0.0
+    model = make(points_per_expert=50, max_iter=0).fit(repeated, repeated[:, 0])
+    assert np.bincount(model.labels_).max() <= 200
+    assert np.isfinite(model.predict(repeated)).all()

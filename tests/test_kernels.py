@@ -27,7 +27,7 @@ def test_exp_and_log_have_full_precision(rng):
 def test_value_against_naive(name, shape, rng):
     A, B = rng.standard_normal((30, 5)), rng.standard_normal((1, 5))
     r2 = np.empty(30)
-    kernels.squared_distances(np.ascontiguousarray(A.T), 30, B[0], r2)
+    kernels.squared_distances(np.ascontiguousarray(A.T), 0, 30, B[0], r2)
     expected = naive_kernel(name, A, B, 1.0, 1.0, shape)[:, 0]
     np.testing.assert_allclose(profile(name, r2, shape)[0], expected, rtol=1e-13)
     kernels.values(KERNELS[name], shape, r2, 30)
@@ -36,9 +36,9 @@ def test_value_against_naive(name, shape, rng):
 
 @pytest.mark.parametrize("D", range(1, 14))
 def test_squared_distances_in_any_dimension(D, rng):
-    A, b, r2 = rng.standard_normal((7, D)), rng.standard_normal(D), np.empty(7)
-    kernels.squared_distances(np.ascontiguousarray(A.T), 7, b, r2)
-    np.testing.assert_allclose(r2, ((A - b) ** 2).sum(1), rtol=1e-14)
+    A, b, r2 = rng.standard_normal((9, D)), rng.standard_normal(D), np.empty(7)
+    kernels.squared_distances(np.ascontiguousarray(A.T), 2, 7, b, r2)
+    np.testing.assert_allclose(r2, ((A[2:] - b) ** 2).sum(1), rtol=1e-14)
 
 
 @pytest.mark.parametrize("name", KERNELS)

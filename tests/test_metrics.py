@@ -34,3 +34,13 @@ def test_coverage_of_calibrated_predictions(rng, level):
     assert metrics.coverage(y, mean, std, level) == pytest.approx(level, abs=0.006)
     with pytest.raises(ValueError, match="between 0 and 1"):
         metrics.coverage(y, mean, std, 95)
+
+
+def test_shapes_that_would_spread_out_are_refused(predictions):
+    y, mean, std = predictions
+    for metric in (metrics.nlpd, metrics.coverage, metrics.crps):
+        with pytest.raises(ValueError, match="shape"):
+            metric(y[:, None], mean, std)
+    with pytest.raises(ValueError, match="shape"):
+        metrics.rmse(y[:, None], mean)
+    assert metrics.nlpd(y, mean, 1.0) == metrics.nlpd(y, mean, np.ones(30))

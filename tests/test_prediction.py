@@ -41,7 +41,7 @@ def grbcm_moments(model, new):
     """Experts on their own rows and D_c, and the communication expert, by the naive GP."""
     c, theta = model._committee, model._committee.theta
     X, y, chosen = c.XT.T, c.y, model._communication
-    Z = (new - model._x_center) / model._x_scale
+    Z = (new - model._scaling.x_center) / model._scaling.x_scale
 
     def ask(rows):
         l, signal, noise = theta.lengthscales, theta.signal_variance, theta.noise_variance
@@ -64,8 +64,8 @@ def expected(model, new, setting):
         mean, var, prior_mean, prior_var = grbcm_moments(model, new)
     else:
         mean, var = model.expert_moments(new)
-        mean = (mean - model._y_center) / model._y_scale
-        var = var / model._y_scale**2
+        mean = (mean - model._scaling.y_center) / model._scaling.y_scale
+        var = var / model._scaling.y_scale**2
         prior_mean, prior_var = 0.0, theta.signal_variance
     if setting["space"] == "y":
         var, prior_var = var + theta.noise_variance, prior_var + theta.noise_variance
@@ -80,7 +80,11 @@ def expected(model, new, setting):
         beta = beta / beta.sum(axis=0)
     m, v = naive.aggregate(rule, mean, var, beta, prior_var, prior_mean)
     v = v + (theta.noise_variance if setting["space"] == "f" else 0.0)
-    return m * model._y_scale + model._y_center, np.sqrt(v) * model._y_scale, beta
+    return (
+        m * model._scaling.y_scale + model._scaling.y_center,
+        np.sqrt(v) * model._scaling.y_scale,
+        beta,
+    )
 
 
 @pytest.mark.parametrize("blocks", [(4096, None), (7, 3)])
@@ -131,12 +135,12 @@ def test_grbcm_with_one_local_expert_is_the_exact_gp(wave):
 
 def test_far_from_the_data_normalised_rules_return_to_the_prior(model):
     far = np.full((1, 2), 1e6)
-    J, theta, scale = model.n_experts_, model._committee.theta, model._y_scale
+    J, theta, scale = model.n_experts_, model._committee.theta, model._scaling.y_scale
     names = ("gpoe", "rbcm", "barycenter", "wasserstein", "poe")
     results = model.predict_many(far, [dict(aggregation=name) for name in names])
     for name, (mean, std) in zip(names, results, strict=True):
         latent = theta.signal_variance / (J if name == "poe" else 1)
-        assert mean[0] == pytest.approx(model._y_center, abs=1e-9)
+        assert mean[0] == pytest.approx(model._scaling.y_center, abs=1e-9)
         assert std[0] == pytest.approx(scale * np.sqrt(latent + theta.noise_variance), rel=1e-9)
 
 
@@ -178,3 +182,17 @@ def test_nonsense_is_refused(changes, message):
     Setting(**good)
     with pytest.raises(ValueError, match=message):
         Setting(**good | changes)
+
+
+def test_weights_of_grbcm_line_up_with_the_experts(wave):
+    """Experts whose rows all went into the communication set have no say, and keep their place."""
+    X, y, new = wave
+    labels = np.concatenate([np.arange(40), np.full(160, 100)])
+    model = ExpertGPRegressor(
+        50, partition=labels, aggregation="grbcm", max_iter=0, random_state=1
+    ).fit(X, y)
+    beta = model.expert_weights(new)
+    assert beta.shape == (41, 40)
+    np.testing.assert_allclose(beta.sum(axis=0), 1.0)
+    assert any(model._communication < 40)
+    assert (beta[model._communication[model._communication < 40]] == 0).all()

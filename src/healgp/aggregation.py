@@ -47,8 +47,8 @@ class Rule:
         )
 
     def clip(self, var: Array, weights: Array, prior_var: Moment) -> tuple[Array, Array]:
-        """Where the prior is subtracted, an expert less certain than the prior counts as the prior
-        and a negative weight as none: a precision never turns negative."""
+        """Where the prior is subtracted, a variance above the prior's counts as the prior's and a
+        negative weight as none: a precision never turns negative."""
         if self.subtracts_prior:
             return np.minimum(var, prior_var), np.maximum(weights, 0.0)
         return var, weights
@@ -114,7 +114,7 @@ RULES: dict[str, Rule] = {
 
 def poe(mean: Array, var: Array) -> Gaussian:
     """Product of experts: σ⁻² = Σ_j σ_j⁻², m = σ² Σ_j σ_j⁻² m_j."""
-    return gpoe(mean, var, np.ones_like(var))
+    return gpoe(mean, var, np.ones(np.shape(var)))
 
 
 def gpoe(mean: Array, var: Array, weights: Array) -> Gaussian:
@@ -127,7 +127,7 @@ def gpoe(mean: Array, var: Array, weights: Array) -> Gaussian:
 
 def bcm(mean: Array, var: Array, prior_var: Moment) -> Gaussian:
     """Bayesian committee machine: σ⁻² = Σ_j (σ_j⁻² − σ*⁻²) + σ*⁻², m = σ² Σ_j σ_j⁻² m_j."""
-    return rbcm(mean, var, np.ones_like(var), prior_var)
+    return rbcm(mean, var, np.ones(np.shape(var)), prior_var)
 
 
 def rbcm(mean: Array, var: Array, weights: Array, prior_var: Moment) -> Gaussian:

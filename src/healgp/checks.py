@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+#: No number that a user sets needs to be larger.
+LARGEST = 1e100
+
 
 def choose(name: str, value: Any, known: Sequence[str]) -> str:
     """`value`, or a ValueError that lists the known ones."""
@@ -20,9 +23,16 @@ def check_number(
     name: str, value: Any, least: float, *, integer: bool = False, positive: bool = False
 ) -> None:
     """A ValueError unless it is a finite number of at least `least` (above it if `positive`)."""
-    kind = Integral if integer else Real
-    ok = isinstance(value, kind) and not isinstance(value, bool) and np.isfinite(float(value))
-    if not ok or value < least or (positive and value == least):
-        wanted = "a whole number" if integer else "a finite number"
-        bound = f"above {least:g}" if positive else f"of at least {least:g}"
-        raise ValueError(f"{name}={value!r} must be {wanted} {bound}.")
+    ok = isinstance(value, Integral if integer else Real) and not isinstance(value, bool)
+    number: Any = value
+    ok = ok and least <= number <= LARGEST
+    if not ok or (positive and value == least):
+        wanted = "a whole number" if integer else "a number"
+        bound = f"above {least:g}" if positive else f"from {least:g}"
+        raise ValueError(f"{name}={value!r} must be {wanted} {bound} to {LARGEST:g}.")
+
+
+def check_bool(name: str, value: Any) -> None:
+    """A ValueError unless it is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}={value!r} must be True or False.")

@@ -134,7 +134,7 @@ def matern12(r2, shape):
 @_SCALAR
 def matern32(r2, shape):
     """φ = (1 + √3 r) exp(−√3 r)."""
-    a = np.sqrt(3.0 * r2)
+    a = min(np.sqrt(3.0 * r2), 700.0)
     e = exp(-a)
     return (1.0 + a) * e, -1.5 * e
 
@@ -142,7 +142,7 @@ def matern32(r2, shape):
 @_SCALAR
 def matern52(r2, shape):
     """φ = (1 + √5 r + 5r²/3) exp(−√5 r)."""
-    a = np.sqrt(5.0 * r2)
+    a = min(np.sqrt(5.0 * r2), 700.0)
     e = exp(-a)
     return (1.0 + a + a * a / 3.0) * e, -5.0 / 6.0 * (1.0 + a) * e
 
@@ -150,8 +150,10 @@ def matern52(r2, shape):
 @_SCALAR
 def rational_quadratic(r2, shape):
     """φ = (1 + r²/2α)^(−α), the shape being α."""
-    u = 1.0 + r2 / (2.0 * shape)
-    phi = exp(-shape * log(u))
+    x = r2 / (2.0 * shape)
+    u = 1.0 + x
+    # the second term brings back what 1 + x lost to rounding, which a large α would magnify
+    phi = exp(-shape * (log(u) + (min(x, 1e300) - (min(u, 1e300) - 1.0)) / u))
     return phi, -0.5 * phi / u
 
 
@@ -164,23 +166,25 @@ def rational_quadratic_tilt(slope, shape):
 
 
 @_LOOP
-def squared_distances(Z, n, point, r2):
-    """r2[j] = Σ_d (Z[d, j] − point[d])² for the first n columns of Z; differences, not products,
-    so that near-duplicates keep their digits."""
-    D = Z.shape[0]
+def squared_distances(Z, first, n, point, r2):
+    """r2[j] = Σ_d (Z[d, first + j] − point[d])² for n columns of Z; differences, not products, so
+    that near-duplicates keep their digits."""
+    D, last = Z.shape[0], first + n
+    a, A = point[0], Z[0, first:last]
     for j in range(n):
-        delta = Z[0, j] - point[0]
-        r2[j] = delta * delta
+        da = A[j] - a
+        r2[j] = da * da
     d = 1
     while d + 4 <= D:  # four dimensions at a time: r2 is loaded and stored a quarter as often
         a, b, c, e = point[d], point[d + 1], point[d + 2], point[d + 3]
-        A, B, C, E = Z[d], Z[d + 1], Z[d + 2], Z[d + 3]
+        A, B = Z[d, first:last], Z[d + 1, first:last]
+        C, E = Z[d + 2, first:last], Z[d + 3, first:last]
         for j in range(n):
             da, db, dc, de = A[j] - a, B[j] - b, C[j] - c, E[j] - e
             r2[j] += (da * da + db * db) + (dc * dc + de * de)
         d += 4
     while d < D:
-        a, A = point[d], Z[d]
+        a, A = point[d], Z[d, first:last]
         for j in range(n):
             da = A[j] - a
             r2[j] += da * da

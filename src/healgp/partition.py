@@ -29,8 +29,21 @@ def kmeans(X: np.ndarray, n_experts: int, rng: np.random.Generator) -> np.ndarra
     """Lloyd's algorithm on a sample of max(10,000, 20·J) rows; the rest go to the nearest centre.
 
     Beyond some hundred clusters it divides coarsely first, and each part again in proportion to
-    its rows. Clusters are uneven and may be empty.
+    its rows. Clusters are uneven and may be empty; those of more than four times the mean size, as
+    rows that are equal make them, are cut into equal parts, for cost grows with the cube.
     """
+    labels = _clusters(X, n_experts, rng)
+    size = -(-len(X) // n_experts)
+    n = n_experts
+    for group in groups(labels):
+        if len(group) > 4 * size:
+            parts = len(group) // size
+            labels[group] = n + balanced(X[group], parts, rng)
+            n += parts
+    return labels
+
+
+def _clusters(X: np.ndarray, n_experts: int, rng: np.random.Generator) -> np.ndarray:
     if n_experts == 1:
         return np.zeros(len(X), dtype=np.intp)
     if n_experts <= _ONE_LEVEL:
@@ -43,16 +56,15 @@ def kmeans(X: np.ndarray, n_experts: int, rng: np.random.Generator) -> np.ndarra
             warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than clusters
             centres = KMeans(n_experts, n_init=1, random_state=seed).fit(sample).cluster_centers_
             return pairwise_distances_argmin(X, centres).astype(np.intp)
-    coarse = kmeans(X, int(np.sqrt(n_experts)), rng)
-    groups = [np.flatnonzero(coarse == c) for c in range(coarse.max() + 1)]
-    groups = [group for group in groups if len(group)]
+    parts = groups(_clusters(X, int(np.sqrt(n_experts)), rng))
     # Shares of n_experts in proportion to the rows, whose sum is exact.
-    bounds = np.round(np.cumsum([0] + [len(g) for g in groups]) * n_experts / len(X)).astype(int)
+    ends = np.cumsum([0] + [len(part) for part in parts])
+    bounds = np.round(ends * n_experts / len(X)).astype(int)
     labels = np.empty(len(X), dtype=np.intp)
     first = 0
-    for group, share in zip(groups, np.diff(bounds), strict=True):
-        share = min(max(share, 1), len(group))
-        labels[group] = first + kmeans(X[group], share, rng)
+    for part, share in zip(parts, np.diff(bounds), strict=True):
+        share = min(max(share, 1), len(part))
+        labels[part] = first + _clusters(X[part], share, rng)
         first += share
     return labels
 
@@ -113,6 +125,9 @@ def labels_of(
                 f"partition gives labels of shape {labels.shape}, but there are {len(X)} rows: one "
                 "label per row is needed."
             )
-        if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-            raise ValueError("partition has labels that are NaN or infinite.")
-    return np.unique(labels, return_inverse=True)[1]
+        if np.ma.is_masked(given) or (labels != labels).any():
+            raise ValueError("partition has labels that are missing (NaN, NaT or masked).")
+    try:
+        return np.unique(labels, return_inverse=True)[1]
+    except TypeError as error:
+        raise ValueError(f"partition has labels that cannot be sorted: {error}.") from None

@@ -14,7 +14,7 @@ import numpy as np
 
 from healgp import weights as w
 from healgp.aggregation import RULES, Gaussian, Moment
-from healgp.checks import check_number, choose
+from healgp.checks import check_bool, check_number, choose
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee
 
@@ -39,11 +39,10 @@ class Setting:
         choose("weighting", self.weighting, w.WEIGHTINGS)
         choose("space", self.space, ("f", "y"))
         check_number("temperature", self.temperature, 0)
-        if self.normalize_weights not in (None, True, False):
-            raise ValueError(
-                f"normalize_weights={self.normalize_weights!r} must be None, True or False."
-            )
-        if self.normalize_weights is False:
+        if self.normalize_weights is None:
+            return
+        check_bool("normalize_weights", self.normalize_weights)
+        if not self.normalize_weights:
             if RULES[self.aggregation].needs_normalized:
                 raise ValueError(
                     f"aggregation={self.aggregation!r} is a weighted mean: its weights must add up "
@@ -62,7 +61,7 @@ class Setting:
     @property
     def normalized(self) -> bool:
         if self.normalize_weights is not None:
-            return self.normalize_weights
+            return bool(self.normalize_weights)
         return (
             self.aggregation in ("gpoe", "barycenter", "wasserstein") or self._weighting in w.SCORES
         )

@@ -97,8 +97,10 @@ def train(
 
 def _log_bounds(ard: bool, shaped: bool, scale_X: np.ndarray, scale_y: float) -> np.ndarray:
     """Bounds [P, 2] of log θ."""
-    scales = scale_X if ard else np.array([np.sqrt(np.mean(scale_X**2))])
-    rows = [np.array(LENGTHSCALE_BOUNDS) * scale for scale in scales]
+    known = scale_X[np.isfinite(scale_X)]  # a constant column has no scale
+    low, high = (known.min(), known.max()) if len(known) else (1.0, 1.0)
+    each = [(s, s) if np.isfinite(s) else (low, high) for s in scale_X]
+    rows = [np.array(LENGTHSCALE_BOUNDS) * s for s in (each if ard else [(low, high)])]
     rows += [np.array(SIGNAL_BOUNDS) * scale_y**2, np.array(NOISE_BOUNDS) * scale_y**2]
     rows += [np.array(SHAPE_BOUNDS)] * shaped
     return np.log(np.array(rows))

@@ -24,36 +24,40 @@ Moment = np.ndarray | float
 TINY = 1e-200
 
 
+def _float(array: Array) -> Array:
+    return np.asarray(array, dtype=float)
+
+
 def ones(mean: Array, var: Array, prior_var: Moment = 1.0) -> Array:
     """β_j = 1: the plain product of experts, and the Bayesian committee machine."""
-    return np.ones_like(var)
+    return np.ones_like(_float(var))
 
 
 def uniform(mean: Array, var: Array, prior_var: Moment = 1.0) -> Array:
     """β_j = 1/J."""
-    return np.full_like(var, 1.0 / len(var))
+    return np.full_like(_float(var), 1.0 / len(var))
 
 
 def entropy(mean: Array, var: Array, prior_var: Moment = 1.0) -> Array:
     """β_j = ½(log σ*² − log σ_j²): the entropy gained from prior to posterior, not normalised."""
-    return np.maximum(0.5 * (np.log(prior_var) - np.log(var)), 0.0)
+    return np.maximum(entropy_score(mean, var, prior_var), 0.0)
 
 
 def variance_score(mean: Array, var: Array, prior_var: Moment, prior_mean: Moment = 0.0) -> Array:
     """−σ_j²."""
-    return -var
+    return -_float(var)
 
 
 def entropy_score(mean: Array, var: Array, prior_var: Moment, prior_mean: Moment = 0.0) -> Array:
     """½(log σ*² − log σ_j²); the paper's sign is turned, for it grows with confidence."""
-    return 0.5 * (np.log(prior_var) - np.log(var))
+    return 0.5 * (np.log(prior_var) - np.log(_float(var)))
 
 
 def wasserstein_score(
     mean: Array, var: Array, prior_var: Moment, prior_mean: Moment = 0.0
 ) -> Array:
     """W₂²(N(m_j, σ_j²), N(m*, σ*²)) = (m_j − m*)² + (σ_j − σ*)²; the sign is turned likewise."""
-    return (mean - prior_mean) ** 2 + (np.sqrt(var) - np.sqrt(prior_var)) ** 2
+    return (_float(mean) - prior_mean) ** 2 + (np.sqrt(var) - np.sqrt(prior_var)) ** 2
 
 
 def softmax(score: Array, temperature: float) -> Array:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,7 +36,8 @@ class _BlasThreads:
 
     def __init__(self) -> None:
         self._reset()
-        os.register_at_fork(after_in_child=self._after_fork)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
@@ -98,12 +100,16 @@ class _CompilationNotice(event.Listener):
 def effective_n_jobs(n_jobs: int | None) -> int:
     """None is every core that this process may use, but one inside a loky or Dask worker, where
     the others belong to the other workers; −1 is every core always."""
+    if n_jobs is not None and (not isinstance(n_jobs, Integral) or n_jobs == 0):
+        raise ValueError(
+            f"n_jobs={n_jobs!r} must be None, a number of threads, or −1 for all cores."
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if n_jobs is None:
         in_loky = multiprocessing.current_process().name.startswith("LokyProcess")
         in_dask = "distributed.worker" in sys.modules and _in_dask_task()
         return 1 if in_loky or in_dask else (cores or 1)
-    return n_jobs if n_jobs > 0 else max(1, (cores or 1) + 1 + n_jobs)
+    return int(n_jobs) if n_jobs > 0 else max(1, (cores or 1) + 1 + n_jobs)
 
 
 def _in_dask_task() -> bool:

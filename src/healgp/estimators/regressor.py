@@ -8,14 +8,14 @@ from typing import Any, Self
 import numpy as np
 from scipy.special import ndtri
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from tqdm import tqdm
 
 from healgp import metrics, partition, training
-from healgp.checks import check_number, choose
-from healgp.engines.local import LocalEngine, blas_threads
-from healgp.estimators.scaling import center_and_scale
+from healgp.checks import check_bool, check_number, choose
+from healgp.engines.local import LocalEngine, blas_threads, effective_n_jobs
+from healgp.estimators.scaling import Scaling
 from healgp.experts.committee import Committee
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
 from healgp.prediction import Prior, Setting, stream
@@ -52,7 +52,7 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         The experts' weights (see `healgp.weights`); "poe" and "bcm" always use ones.
     temperature : float, default=100.0
         Multiplies the score in the softmax: larger is sparser. In units of standardised y, so that
-        100 means the same on every data set.
+        100 means the same on every data set (with standardize=False, in units of y itself).
     normalize_weights : bool or None, default=None
         Whether weights add up to one. None: always for "gpoe" and the barycenters and for every
         softmax, never for "ones" and "entropy" in the other rules.
@@ -68,7 +68,7 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         "rational_quadratic", alpha [0.01, 1000], in units of the deviations of X and y.
     n_jobs : int or None, default=None
         Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
-        depend on it.
+        depend on it, but for rounding where there are fewer experts than threads.
     random_state : int, RandomState or None, default=None
         Decides the partition and the communication set of "grbcm".
     verbose : int, default=0
@@ -154,24 +154,22 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
             )
         y = column_or_1d(y, dtype=np.float64, warn=True)
         N, D = X.shape
-        scale_X, scale_y = self._set_standardization(X, y)
-        Z, t = self._standardized(X), (y - self._y_center) / self._y_scale
+        theta = self._starting_theta(D)
+        scaling = Scaling.of(X, y, self.standardize)
+        Z = scaling.inputs(X)
 
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         rng = np.random.default_rng(seed)
-        m = N if self.points_per_expert is None else self.points_per_expert
+        m = N if self.points_per_expert is None else min(self.points_per_expert, N)
         with blas_threads(1):  # scikit-learn's k-means sets and restores BLAS's threads as well
-            self.labels_ = partition.labels_of(self.partition, X, Z, max(N // m, 1), rng)
-        rows = partition.groups(self.labels_)
-        self.n_experts_ = len(rows)
-        self._committee = Committee.from_groups(Z, t, rows, self.kernel, self._starting_theta(D))
+            labels = partition.labels_of(self.partition, X, Z, N // m, rng)
+        rows = partition.groups(labels)
+        committee = Committee.from_groups(Z, scaling.targets(y), rows, self.kernel, theta)
         # The communication set of grBCM, as positions in the committee's order of rows.
-        size = min(m, -(-N // self.n_experts_))
-        self._communication = np.sort(rng.choice(N, size, replace=False))
-        self._grbcm: tuple[Committee, Committee] | None = None
+        communication = np.sort(rng.choice(N, m, replace=False))
 
         with (
-            LocalEngine(self.n_jobs, self.n_experts_) as engine,
+            LocalEngine(self.n_jobs, len(rows)) as engine,
             self._progress("training", self.max_iter, "iteration") as bar,
         ):
 
@@ -180,11 +178,16 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
                 bar.set_postfix({"log p per row": f"{value:.4f}"})
 
             found = training.train(
-                self._committee, self.ard, self.max_iter, scale_X, scale_y, engine, report
+                committee, self.ard, self.max_iter, scaling.x_left, scaling.y_left, engine, report
             )
-            self._committee.theta = theta = found.theta
-            self.n_iter_ = found.n_iter
-            self.log_marginal_likelihood_ = self._committee.prepare(engine)
+            committee.theta = theta = found.theta
+            log_likelihood = committee.prepare(engine)
+
+        # All at once, so that a fit that fails leaves an earlier one as it was.
+        self._scaling, self._committee, self._communication = scaling, committee, communication
+        self._grbcm: tuple[Committee, Committee, Array] | None = None
+        self.labels_, self.n_experts_ = labels, len(rows)
+        self.n_iter_, self.log_marginal_likelihood_ = found.n_iter, log_likelihood
         self.lengthscales_ = theta.lengthscales
         self.signal_variance_ = theta.signal_variance
         self.noise_variance_ = theta.noise_variance
@@ -197,32 +200,13 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
             check_number("points_per_expert", self.points_per_expert, 1, integer=True)
         partition.check(self.partition)
         choose("kernel", self.kernel, tuple(KERNELS))
+        check_bool("ard", self.ard)
+        check_bool("standardize", self.standardize)
         self._setting({})
         for name in ("signal_variance", "noise_variance"):
             check_number(name, getattr(self, name), 0, positive=True)
         check_number("max_iter", self.max_iter, 0, integer=True)
-        if self.n_jobs is not None:
-            check_number("n_jobs", self.n_jobs, -np.inf, integer=True)
-            if self.n_jobs == 0:
-                raise ValueError("n_jobs=0 must be None, a number of threads, or −1 for all cores.")
-
-    def _set_standardization(self, X: Array, y: Array) -> tuple[Array, float]:
-        """Sets what X and y are shifted and divided by; returns the scales left in them."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            x_center, x_scale = center_and_scale(X)
-            y_center, y_scale = center_and_scale(y)
-        if not np.isfinite(x_scale).all() or not np.isfinite(y_scale):
-            raise ValueError("The values of X or y are too large: their spread overflows.")
-        if self.standardize:
-            self._x_center, self._x_scale = x_center, x_scale
-            self._y_center, self._y_scale = float(y_center), float(y_scale)
-            return np.ones_like(x_scale), 1.0
-        self._x_center, self._x_scale = np.zeros_like(x_center), np.ones_like(x_scale)
-        self._y_center, self._y_scale = 0.0, 1.0
-        return x_scale, float(y_scale)
-
-    def _standardized(self, X: Array) -> Array:
-        return (X - self._x_center) / self._x_scale
+        effective_n_jobs(self.n_jobs)
 
     def _starting_theta(self, D: int) -> Hyperparameters:
         try:
@@ -274,27 +258,24 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         results = []
         for setting, (mean, var) in zip(*self._latent(X, settings), strict=True):
             noise = self._committee.theta.noise_variance if setting.space == "f" else 0.0
-            results.append(
-                (mean * self._y_scale + self._y_center, np.sqrt(var + noise) * self._y_scale)
-            )
+            results.append((self._scaling.mean(mean), self._scaling.std(var + noise)))
         return results
 
     def predict_f(self, X: Any) -> tuple[Array, Array]:
         """Mean and variance of the latent function, in the units of y (and their square)."""
+        check_is_fitted(self)
         if self.space == "y":
             raise ValueError(
                 "With space='y' the experts' noisy predictions are combined, and there is no "
                 "prediction of the latent function. Use space='f'."
             )
         mean, var = self._latent(X, [{}])[1][0]
-        return mean * self._y_scale + self._y_center, var * self._y_scale**2
+        return self._scaling.mean(mean), self._scaling.var(var)
 
     def log_predictive_density(self, X: Any, y: Any) -> Array:
         """log p(y_i | x_i) of each row, of y in its own units."""
         mean, std = self.predict_many(X, [{}])[0]
-        y = np.asarray(y, dtype=float)
-        if y.shape != mean.shape:
-            raise ValueError(f"y has shape {y.shape}, but X has {len(mean)} rows.")
+        y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         return metrics.log_density(y, mean, std)
 
     def expert_moments(self, X: Any) -> tuple[Array, Array]:
@@ -302,7 +283,7 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         number of rows."""
         new = self._new_rows(X)
         mean, var = self._moments(self._committee, new)
-        return mean * self._y_scale + self._y_center, var * self._y_scale**2
+        return self._scaling.mean(mean), self._scaling.var(var)
 
     def expert_weights(self, X: Any) -> Array:
         """Weight [J, n] of each expert at each row under the estimator's setting: for a look at a
@@ -311,7 +292,13 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         committee, prior = self._committee_and_prior(setting.aggregation, new)
         mean, var = self._moments(committee, new)
         noise = committee.theta.noise_variance if setting.space == "y" else 0.0
-        return setting.weights(mean, var + noise, prior.mean, prior.var + noise)
+        weights = setting.weights(mean, var + noise, prior.mean, prior.var + noise)
+        if setting.aggregation == "grbcm" and self._grbcm is not None:
+            # An expert whose rows all went into D_c has no say.
+            everyone = np.zeros((self.n_experts_, len(new)))
+            everyone[self._grbcm[2]] = weights
+            return everyone
+        return weights
 
     @property
     def temperature_(self) -> float:
@@ -330,13 +317,17 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
 
     def _new_rows(self, X: Any) -> Array:
         check_is_fitted(self)
-        return self._standardized(validate_data(self, X, reset=False, dtype=np.float64))
+        return self._scaling.inputs(
+            validate_data(self, X, reset=False, dtype=np.float64, order="C")
+        )
 
     def _latent(
         self, X: Any, settings: Sequence[Mapping[str, Any]]
     ) -> tuple[list[Setting], list[tuple[Array, Array]]]:
         """The settings in full, and mean and variance for each, in standardised units."""
         new = self._new_rows(X)
+        if isinstance(settings, Mapping):
+            raise ValueError("settings must be a list of dicts; for one setting, a list of one.")
         chosen = [self._setting(changes) for changes in settings]
         results: list[Any] = [None] * len(chosen)
         for is_grbcm in (False, True):
@@ -376,25 +367,31 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
             return self._committee, Prior(0.0, self._committee.theta.signal_variance)
         if self._grbcm is None:
             self._grbcm = _grbcm_committees(self._committee, self._communication)
-        augmented, communication = self._grbcm
+        augmented, communication, _ = self._grbcm
         setting = Setting("poe", "ones", 0.0, None, "f")  # one expert's product is the expert
         mean, var = self._stream(communication, new, [setting], Prior(0.0, 1.0))[0]
         return augmented, Prior(mean, var)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_committee")
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         return state | {"_grbcm": None} if "_grbcm" in state else state
 
 
-def _grbcm_committees(committee: Committee, chosen: Array) -> tuple[Committee, Committee]:
-    """The experts on D_c ∪ D_j, D_c having left the D_j, and the communication expert on D_c."""
+def _grbcm_committees(committee: Committee, chosen: Array) -> tuple[Committee, Committee, Array]:
+    """The experts on D_c ∪ D_j, D_c having left the D_j; the communication expert on D_c; and which
+    experts they are, for those that D_c left without rows are dropped."""
     X, y = committee.XT.T, committee.y
     own = np.ones(len(y), dtype=bool)
     own[chosen] = False
     bounds = zip(committee.offsets[:-1], committee.offsets[1:], strict=True)
     parts = [np.arange(a, b)[own[a:b]] for a, b in bounds]
-    augmented = [np.concatenate([chosen, part]) for part in parts if len(part)] or [chosen]
+    left = [j for j, part in enumerate(parts) if len(part)] or [0]
+    augmented = [np.concatenate([chosen, parts[j]]) for j in left]
     return (
         Committee.from_groups(X, y, augmented, committee.kernel, committee.theta),
         Committee.from_groups(X, y, [chosen], committee.kernel, committee.theta),
+        np.array(left),
     )

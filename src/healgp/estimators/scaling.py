@@ -1,12 +1,73 @@
-"""The scale of columns."""
+"""What X and y are shifted and divided by."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+Array = np.ndarray
 
-def center_and_scale(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation along the rows; a deviation of 1 where a column is constant.
+
+@dataclass(frozen=True)
+class Scaling:
+    """Z = (X − x_center) / x_scale, t = (y − y_center) / y_scale; and the deviations that Z and t
+    still have (NaN for a constant column), which bound the hyperparameters."""
+
+    x_center: Array
+    x_scale: Array
+    y_center: float
+    y_scale: float
+    x_left: Array
+    y_left: float
+
+    @classmethod
+    def of(cls, X: Array, y: Array, standardize: bool) -> Scaling:
+        with np.errstate(over="ignore", invalid="ignore"):
+            x_center, x_scale = center_and_scale(X)
+            y_center, y_scale = (float(v) for v in center_and_scale(y))
+        for name, scale in (("X", x_scale), ("y", y_scale)):
+            if np.isinf(scale).any() or not np.isfinite(x_center).all():
+                raise ValueError(f"The values of {name} are too large: their spread overflows.")
+            outside = (scale < 1e-100) | (scale > 1e100)  # False for NaN, a constant
+            if not standardize and np.any(outside):
+                raise ValueError(
+                    f"The deviation of {name} is outside 1e-100 to 1e100, which needs "
+                    "standardize=True."
+                )
+        D = len(x_scale)
+        if not standardize:
+            y_left = y_scale if y_scale > 0 else 1.0
+            return cls(np.zeros(D), np.ones(D), 0.0, 1.0, x_scale, y_left)
+        constant = np.isnan(x_scale)
+        return cls(
+            x_center,
+            np.where(constant, 1.0, x_scale),
+            y_center,
+            y_scale if y_scale > 0 else 1.0,
+            np.where(constant, np.nan, 1.0),
+            1.0,
+        )
+
+    def inputs(self, X: Array) -> Array:
+        return (X - self.x_center) / self.x_scale
+
+    def targets(self, y: Array) -> Array:
+        return (y - self.y_center) / self.y_scale
+
+    def mean(self, mean: Array) -> Array:
+        """Back to the units of y."""
+        return mean * self.y_scale + self.y_center
+
+    def std(self, var: Array) -> Array:
+        return np.sqrt(var) * self.y_scale
+
+    def var(self, var: Array) -> Array:
+        return var * self.y_scale**2
+
+
+def center_and_scale(A: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation along the rows; the deviation of a constant column is NaN.
 
     Deviations are divided by the largest before squaring, so that no scale overflows.
     """
@@ -17,4 +78,4 @@ def center_and_scale(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     constant = largest <= 8.0 * np.finfo(float).eps * np.abs(center)
     safe = np.where(constant, 1.0, largest)
     scale = safe * np.sqrt(np.mean((deviation / safe) ** 2, axis=0))
-    return center, np.where(constant, 1.0, scale)
+    return center, np.where(constant, np.nan, scale)

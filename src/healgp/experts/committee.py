@@ -143,9 +143,9 @@ class Committee:
         factors, where = self._factors
         mean, var = np.empty((2, last - first, len(new)))
         again = m * m if where.min() < 0 else 0
-        A, Z, V, r2 = engine.scratch(again, D * m, exact.ROWS * m, m)
+        A, Z, scaled, V, r2 = engine.scratch(again, D * m, D * exact.ROWS, exact.ROWS * m, m)
         exact.moments(
             *self._arguments(self.theta), self.XT, self.offsets, self.alpha, factors, where,
-            first, last, new, A, Z, V, r2, mean, var,
+            first, last, np.ascontiguousarray(new.T), A, Z, scaled, V, r2, mean, var,
         )  # fmt: skip
         return mean, var

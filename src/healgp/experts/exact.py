@@ -17,7 +17,7 @@ from healgp.kernels import (
     squared_distances,
     values,
 )
-from healgp.linalg import JITTER, potrf, potri, potrs, solve_lower
+from healgp.linalg import JITTER, cholesky, invert, solve, solve_vector
 
 #: Rows of X* that one triangular solve takes at a time: wide enough for BLAS, narrow enough for L2.
 ROWS = 256
@@ -44,56 +44,58 @@ def _scale(XT, start, m, lengthscales, Z):
 
 @_CONTRACT
 def _covariance(kernel, shape, signal, diagonal, Z, m, A, B, r2, point):
-    """Lower triangle of σ²φ + diagonal·I into A; of φ′ into B unless B is empty."""
+    """Upper triangle of σ²φ + diagonal·I into A; of φ′ into B unless B is empty."""
     D = Z.shape[0]
     slopes = B.size > 0
     for i in range(m):
         for d in range(D):
             point[d] = Z[d, i]
-        squared_distances(Z, i, point, r2)
-        row = A[i * m : i * m + i]
+        n = m - i - 1
+        squared_distances(Z, i + 1, n, point, r2)
+        row = A[i * m + i + 1 : i * m + m]
         if slopes:
-            profile(kernel, shape, r2, i, row, B[i * m : i * m + i])
-            for j in range(i):
+            profile(kernel, shape, r2, n, row, B[i * m + i + 1 : i * m + m])
+            for j in range(n):
                 row[j] *= signal
         else:
-            values(kernel, shape, r2, i)
-            for j in range(i):
+            values(kernel, shape, r2, n)
+            for j in range(n):
                 row[j] = signal * r2[j]
         A[i * m + i] = signal + diagonal
 
 
 @_JIT
 def _factorize(kernel, shape, signal, noise, Z, m, A, B, r2):
-    """A = L with LLᵀ = σ²φ + (σ_y² + jitter)I. Returns the diagonal added, or NaN on failure."""
+    """A = U with UᵀU = σ²φ + (σ_y² + jitter)I. Returns the diagonal added, or NaN on failure."""
     point = np.empty(Z.shape[0])
     for jitter in JITTER:
         diagonal = noise + jitter * signal
         _covariance(kernel, shape, signal, diagonal, Z, m, A, B, r2, point)
-        if potrf(A, m) and np.isfinite(A[m * m - 1]):
+        if cholesky(A, m) and np.isfinite(A[m * m - 1]):
             return diagonal
     return np.nan
 
 
 @_SUM
 def _gradient(kernel, shape, Z, m, A, B, alpha, out, s):
-    """out[d] = Σ_{j<i} W_ij φ′_ij (z_id − z_jd)² with W = ααᵀ − K⁻¹; then Σ_{j<i} W_ij times
+    """out[d] = Σ_{i<j} W_ij φ′_ij (z_id − z_jd)² with W = ααᵀ − K⁻¹; then Σ_{i<j} W_ij times
     ∂φ_ij/∂log shape; then tr W. A holds K⁻¹ and B holds φ′."""
     D = Z.shape[0]
     out[:] = 0.0
     for i in range(m):
-        inverse, slope = A[i * m : i * m + i], B[i * m : i * m + i]
-        a = alpha[i]
+        n = m - i - 1
+        inverse, slope = A[i * m + i + 1 : i * m + m], B[i * m + i + 1 : i * m + m]
+        a, others = alpha[i], alpha[i + 1 :]
         if kernel == RATIONAL_QUADRATIC:
             tilt = 0.0
-            for j in range(i):
-                tilt += (a * alpha[j] - inverse[j]) * rational_quadratic_tilt(slope[j], shape)
+            for j in range(n):
+                tilt += (a * others[j] - inverse[j]) * rational_quadratic_tilt(slope[j], shape)
             out[D] += tilt
-        for j in range(i):
-            s[j] = (a * alpha[j] - inverse[j]) * slope[j]
+        for j in range(n):
+            s[j] = (a * others[j] - inverse[j]) * slope[j]
         for d in range(D):
-            z, row, total = Z[d, i], Z[d], 0.0
-            for j in range(i):
+            z, row, total = Z[d, i], Z[d, i + 1 :], 0.0
+            for j in range(n):
                 delta = row[j] - z
                 total += s[j] * (delta * delta)
             out[d] += total
@@ -110,7 +112,7 @@ def objective(
     out[j] = (log p, ∂/∂log ℓ_1 … ∂/∂log ℓ_D, ∂/∂log σ², ∂/∂log σ_y², ∂/∂log shape), NaN on failure.
     With K = σ²φ + σ_y²I and α = K⁻¹y (Rasmussen & Williams 2006, equations 2.30 and 5.9):
 
-        log p = −½ yᵀα − Σ log L_ii − m/2 log 2π,    ∂ log p/∂θ = ½ tr((ααᵀ − K⁻¹) ∂K/∂θ).
+        log p = −½ yᵀα − Σ log U_ii − m/2 log 2π,    ∂ log p/∂θ = ½ tr((ααᵀ − K⁻¹) ∂K/∂θ).
     """
     D = XT.shape[0]
     sums = np.empty(D + 2)
@@ -127,10 +129,10 @@ def objective(
         for i in range(m):
             log_det += np.log(A[i * m + i])
             alpha[i] = y[start + i]
-        potrs(A, m, alpha)
+        solve_vector(A, m, alpha)
         for i in range(m):
             quadratic += alpha[i] * y[start + i]
-        potri(A, m)
+        invert(A, m)
         _gradient(kernel, shape, Z, m, A, B, alpha, sums, r2)
         trace = sums[D + 1]
         out[j, 0] = -0.5 * quadratic - log_det - 0.5 * m * np.log(2.0 * np.pi)
@@ -148,77 +150,79 @@ def factorize(
     A, Zflat, r2, alpha, factors, factor_offsets, log_likelihood,
 ):  # fmt: skip
     """α = K⁻¹y of each expert into alpha, its log marginal likelihood (NaN on failure), and its
-    factor L into factors where there is room for it (factor_offsets[j] ≥ 0)."""
+    factor U into factors where there is room for it (factor_offsets[j] ≥ 0)."""
     D = XT.shape[0]
     for j in experts:
         start = offsets[j]
         m = offsets[j + 1] - start
         Z = Zflat[: D * m].reshape(D, m)
         _scale(XT, start, m, lengthscales, Z)
-        L = A
+        U = A
         if factor_offsets[j] >= 0:
-            L = factors[factor_offsets[j] : factor_offsets[j] + m * m]
-        if np.isnan(_factorize(kernel, shape, signal, noise, Z, m, L, A[:0], r2)):
+            U = factors[factor_offsets[j] : factor_offsets[j] + m * m]
+        if np.isnan(_factorize(kernel, shape, signal, noise, Z, m, U, A[:0], r2)):
             log_likelihood[j] = np.nan
             continue
         a = alpha[start : start + m]
         a[:] = y[start : start + m]
-        potrs(L, m, a)
+        solve_vector(U, m, a)
         value = -0.5 * m * np.log(2.0 * np.pi)
         for i in range(m):
-            value -= 0.5 * a[i] * y[start + i] + np.log(L[i * m + i])
+            value -= 0.5 * a[i] * y[start + i] + np.log(U[i * m + i])
         log_likelihood[j] = value
 
 
-@_SUM
-def _moments(V, m, rows, signal, alpha, L, mean, var):
-    """Mean kᵀα before the solve, variance σ² − |L⁻¹k|² after it; V holds one k per row."""
-    for q in range(rows):
-        k, total = V[q * m : q * m + m], 0.0
-        for i in range(m):
-            total += k[i] * alpha[i]
-        mean[q] = total
-    solve_lower(L, m, V, rows)
-    for q in range(rows):
-        v, total = V[q * m : q * m + m], 0.0
-        for i in range(m):
-            total += v[i] * v[i]
-        var[q] = max(signal - total, 1e-12 * signal)
+@_CONTRACT
+def _moments(kernel, shape, signal, Z, m, alpha, U, new, n, V, mean, var):
+    """Mean k*ᵀα before the solve, variance σ² − |U⁻ᵀk*|² after it, at n scaled rows `new` [D, ·]; V
+    holds their k*, one row per row of the expert."""
+    D = Z.shape[0]
+    point = np.empty(D)
+    mean[:] = 0.0
+    for i in range(m):
+        for d in range(D):
+            point[d] = Z[d, i]
+        k, a = V[i * n : i * n + n], signal * alpha[i]
+        squared_distances(new, 0, n, point, k)
+        values(kernel, shape, k, n)
+        for q in range(n):
+            mean[q] += a * k[q]
+    solve(U, m, V, n)
+    var[:] = 0.0
+    for i in range(m):
+        v = V[i * n : i * n + n]
+        for q in range(n):
+            var[q] += v[q] * v[q]
+    for q in range(n):  # V was solved with φ, not with σ²φ
+        var[q] = max(signal - signal * signal * var[q], 1e-12 * signal)
 
 
 @_JIT
 def moments(
     kernel, shape, signal, noise, lengthscales, XT, offsets, alpha, factors, factor_offsets,
-    first, last, new, A, Zflat, V, r2, mean, var,
+    first, last, new, A, Zflat, scaled, V, r2, mean, var,
 ):  # fmt: skip
-    """Latent mean and variance of the experts first … last − 1 at the rows `new` [n, D], into mean
+    """Latent mean and variance of the experts first … last − 1 at the rows `new` [D, n], into mean
     and var [last − first, n]. Factors that are not kept are made again in A.
 
         E[f*] = k*ᵀ(K + σ_y²I)⁻¹y,    var[f*] = σ² − k*ᵀ(K + σ_y²I)⁻¹k*
     """
-    n, D = new.shape
-    point = np.empty(D)
+    D, n = new.shape
     for j in range(first, last):
         start = offsets[j]
         m = offsets[j + 1] - start
         Z = Zflat[: D * m].reshape(D, m)
         _scale(XT, start, m, lengthscales, Z)
         if factor_offsets[j] >= 0:
-            L = factors[factor_offsets[j] : factor_offsets[j] + m * m]
+            U = factors[factor_offsets[j] : factor_offsets[j] + m * m]
         else:
-            L = A
-            _factorize(kernel, shape, signal, noise, Z, m, L, A[:0], r2)
+            U = A
+            _factorize(kernel, shape, signal, noise, Z, m, U, A[:0], r2)
         for begin in range(0, n, ROWS):
             rows = min(ROWS, n - begin)
-            for q in range(rows):
-                for d in range(D):
-                    point[d] = new[begin + q, d] / lengthscales[d]
-                k = V[q * m : q * m + m]
-                squared_distances(Z, m, point, k)
-                values(kernel, shape, k, m)
-                for i in range(m):
-                    k[i] *= signal
+            block = scaled[: D * rows].reshape(D, rows)
+            _scale(new, begin, rows, lengthscales, block)
             _moments(
-                V, m, rows, signal, alpha[start : start + m], L,
+                kernel, shape, signal, Z, m, alpha[start : start + m], U, block, rows, V,
                 mean[j - first, begin : begin + rows], var[j - first, begin : begin + rows],
             )  # fmt: skip
