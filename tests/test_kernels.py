@@ -30,8 +30,9 @@ def test_value_against_naive(name, shape, rng):
     kernels.squared_distances(np.ascontiguousarray(A.T), 0, 30, B[0], r2)
     expected = naive_kernel(name, A, B, 1.0, 1.0, shape)[:, 0]
     np.testing.assert_allclose(profile(name, r2, shape)[0], expected, rtol=1e-13)
-    kernels.values(KERNELS[name], shape, r2, 30)
-    np.testing.assert_allclose(r2, expected, rtol=1e-13)
+    phi = np.empty(30)
+    kernels.values(KERNELS[name], shape, r2, 30, phi)
+    np.testing.assert_allclose(phi, expected, rtol=1e-13)
 
 
 @pytest.mark.parametrize("D", range(1, 14))

@@ -214,22 +214,22 @@ def profile(kernel, shape, r2, n, phi, slope):
 
 
 @_LOOP
-def values(kernel, shape, r2, n):
-    """φ of the first n squared distances, in place: `profile` without the slope."""
+def values(kernel, shape, r2, n, phi):
+    """φ of the first n squared distances: `profile` without the slope."""
     if kernel == RBF:
         for j in range(n):
-            r2[j] = rbf(r2[j], shape)[0]
+            phi[j] = rbf(r2[j], shape)[0]
     elif kernel == MATERN12:
         for j in range(n):
-            r2[j] = matern12(r2[j], shape)[0]
+            phi[j] = matern12(r2[j], shape)[0]
     elif kernel == MATERN32:
         for j in range(n):
-            r2[j] = matern32(r2[j], shape)[0]
+            phi[j] = matern32(r2[j], shape)[0]
     elif kernel == MATERN52:
         for j in range(n):
-            r2[j] = matern52(r2[j], shape)[0]
+            phi[j] = matern52(r2[j], shape)[0]
     elif kernel == RATIONAL_QUADRATIC:
         for j in range(n):
-            r2[j] = rational_quadratic(r2[j], shape)[0]
+            phi[j] = rational_quadratic(r2[j], shape)[0]
     else:
         raise ValueError("unknown kernel number")

@@ -113,9 +113,9 @@ class Committee:
         head = self._arguments(self.theta)
 
         def run(experts: np.ndarray) -> None:
-            A, _, Z, _, r2 = engine.scratch(*exact.scratch_sizes(m, D))
+            A, _, Z, _, r2, phi = engine.scratch(*exact.scratch_sizes(m, D))
             exact.factorize(
-                *head, self.XT, self.y, self.offsets, experts, A, Z, r2,
+                *head, self.XT, self.y, self.offsets, experts, A, Z, r2, phi,
                 alpha, factors, where, log_likelihood,
             )  # fmt: skip
 
@@ -143,9 +143,12 @@ class Committee:
         factors, where = self._factors
         mean, var = np.empty((2, last - first, len(new)))
         again = m * m if where.min() < 0 else 0
-        A, Z, scaled, V, r2 = engine.scratch(again, D * m, D * exact.ROWS, exact.ROWS * m, m)
+        wide = m + exact.PAD
+        A, Z, scaled, V, r2, phi = engine.scratch(
+            again, D * wide, D * exact.ROWS, m * exact.ROWS, max(wide, exact.ROWS), wide
+        )
         exact.moments(
             *self._arguments(self.theta), self.XT, self.offsets, self.alpha, factors, where,
-            first, last, np.ascontiguousarray(new.T), A, Z, scaled, V, r2, mean, var,
+            first, last, np.ascontiguousarray(new.T), A, Z, scaled, V, r2, phi, mean, var,
         )  # fmt: skip
         return mean, var

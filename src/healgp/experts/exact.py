@@ -22,6 +22,10 @@ from healgp.linalg import JITTER, cholesky, invert, solve, solve_vector
 #: Rows of X* that one triangular solve takes at a time: wide enough for BLAS, narrow enough for L2.
 ROWS = 256
 
+#: Loops over rows are padded to a multiple of this, so that all of a loop is vectorised: what LLVM
+#: leaves over after whole vectors is done one number at a time, and rows of a triangle are short.
+PAD = 32
+
 _JIT = njit(nogil=True, cache=True, error_model="numpy")
 _CONTRACT = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 # Sums may be reordered, so that they vectorise; the order is still the same in every run.
@@ -29,48 +33,53 @@ _SUM = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "
 
 
 def scratch_sizes(m: int, D: int) -> tuple[int, ...]:
-    """What `objective` needs for experts of up to m rows: A, B (m × m), Z (D × m), α, a row."""
-    return m * m, m * m, D * m, m, m
+    """What `objective` needs for experts of up to m rows: A [m, m], B [m, m + PAD], Z [D, m + PAD],
+    α [m], and two rows."""
+    return m * m, m * (m + PAD), D * (m + PAD), m, m + PAD, m + PAD
+
+
+@_JIT
+def _padded(n):
+    return (n + PAD - 1) // PAD * PAD
 
 
 @_CONTRACT
 def _scale(XT, start, m, lengthscales, Z):
-    """Z[d, i] = X[start + i, d] / ℓ_d."""
+    """Z[d, i] = X[start + i, d] / ℓ_d, and 0 in the padding."""
     for d in range(XT.shape[0]):
-        scale = 1.0 / lengthscales[d]
+        scale, row, source = 1.0 / lengthscales[d], Z[d], XT[d, start:]
         for i in range(m):
-            Z[d, i] = XT[d, start + i] * scale
+            row[i] = source[i] * scale
+        row[m:] = 0.0
 
 
 @_CONTRACT
-def _covariance(kernel, shape, signal, diagonal, Z, m, A, B, r2, point):
+def _covariance(kernel, shape, signal, diagonal, Z, m, A, B, r2, phi, point):
     """Upper triangle of σ²φ + diagonal·I into A; of φ′ into B unless B is empty."""
-    D = Z.shape[0]
+    D, width = Z.shape
     slopes = B.size > 0
     for i in range(m):
         for d in range(D):
             point[d] = Z[d, i]
-        n = m - i - 1
+        n = _padded(m - i - 1)
         squared_distances(Z, i + 1, n, point, r2)
-        row = A[i * m + i + 1 : i * m + m]
         if slopes:
-            profile(kernel, shape, r2, n, row, B[i * m + i + 1 : i * m + m])
-            for j in range(n):
-                row[j] *= signal
+            profile(kernel, shape, r2, n, phi, B[i * width + i + 1 :])
         else:
-            values(kernel, shape, r2, n)
-            for j in range(n):
-                row[j] = signal * r2[j]
+            values(kernel, shape, r2, n, phi)
+        row = A[i * m + i + 1 : i * m + m]
+        for j in range(m - i - 1):
+            row[j] = signal * phi[j]
         A[i * m + i] = signal + diagonal
 
 
 @_JIT
-def _factorize(kernel, shape, signal, noise, Z, m, A, B, r2):
+def _factorize(kernel, shape, signal, noise, Z, m, A, B, r2, phi):
     """A = U with UᵀU = σ²φ + (σ_y² + jitter)I. Returns the diagonal added, or NaN on failure."""
     point = np.empty(Z.shape[0])
     for jitter in JITTER:
         diagonal = noise + jitter * signal
-        _covariance(kernel, shape, signal, diagonal, Z, m, A, B, r2, point)
+        _covariance(kernel, shape, signal, diagonal, Z, m, A, B, r2, phi, point)
         if cholesky(A, m) and np.isfinite(A[m * m - 1]):
             return diagonal
     return np.nan
@@ -80,11 +89,11 @@ def _factorize(kernel, shape, signal, noise, Z, m, A, B, r2):
 def _gradient(kernel, shape, Z, m, A, B, alpha, out, s):
     """out[d] = Σ_{i<j} W_ij φ′_ij (z_id − z_jd)² with W = ααᵀ − K⁻¹; then Σ_{i<j} W_ij times
     ∂φ_ij/∂log shape; then tr W. A holds K⁻¹ and B holds φ′."""
-    D = Z.shape[0]
+    D, width = Z.shape
     out[:] = 0.0
     for i in range(m):
         n = m - i - 1
-        inverse, slope = A[i * m + i + 1 : i * m + m], B[i * m + i + 1 : i * m + m]
+        inverse, slope = A[i * m + i + 1 : i * m + m], B[i * width + i + 1 :]
         a, others = alpha[i], alpha[i + 1 :]
         if kernel == RATIONAL_QUADRATIC:
             tilt = 0.0
@@ -93,9 +102,11 @@ def _gradient(kernel, shape, Z, m, A, B, alpha, out, s):
             out[D] += tilt
         for j in range(n):
             s[j] = (a * others[j] - inverse[j]) * slope[j]
+        padded = _padded(n)
+        s[n:padded] = 0.0
         for d in range(D):
             z, row, total = Z[d, i], Z[d, i + 1 :], 0.0
-            for j in range(n):
+            for j in range(padded):
                 delta = row[j] - z
                 total += s[j] * (delta * delta)
             out[d] += total
@@ -105,7 +116,7 @@ def _gradient(kernel, shape, Z, m, A, B, alpha, out, s):
 @_JIT
 def objective(
     kernel, shape, signal, noise, lengthscales, XT, y, offsets, experts,
-    A, B, Zflat, alpha, r2, out,
+    A, B, Zflat, alpha, r2, phi, out,
 ):  # fmt: skip
     """Log marginal likelihood of each expert in `experts` and its gradient, into out[expert].
 
@@ -119,9 +130,9 @@ def objective(
     for j in experts:
         start = offsets[j]
         m = offsets[j + 1] - start
-        Z = Zflat[: D * m].reshape(D, m)
+        Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
         _scale(XT, start, m, lengthscales, Z)
-        diagonal = _factorize(kernel, shape, signal, noise, Z, m, A, B, r2)
+        diagonal = _factorize(kernel, shape, signal, noise, Z, m, A, B, r2, phi)
         if np.isnan(diagonal):
             out[j] = np.nan
             continue
@@ -147,7 +158,7 @@ def objective(
 @_JIT
 def factorize(
     kernel, shape, signal, noise, lengthscales, XT, y, offsets, experts,
-    A, Zflat, r2, alpha, factors, factor_offsets, log_likelihood,
+    A, Zflat, r2, phi, alpha, factors, factor_offsets, log_likelihood,
 ):  # fmt: skip
     """α = K⁻¹y of each expert into alpha, its log marginal likelihood (NaN on failure), and its
     factor U into factors where there is room for it (factor_offsets[j] ≥ 0)."""
@@ -155,12 +166,12 @@ def factorize(
     for j in experts:
         start = offsets[j]
         m = offsets[j + 1] - start
-        Z = Zflat[: D * m].reshape(D, m)
+        Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
         _scale(XT, start, m, lengthscales, Z)
         U = A
         if factor_offsets[j] >= 0:
             U = factors[factor_offsets[j] : factor_offsets[j] + m * m]
-        if np.isnan(_factorize(kernel, shape, signal, noise, Z, m, U, A[:0], r2)):
+        if np.isnan(_factorize(kernel, shape, signal, noise, Z, m, U, A[:0], r2, phi)):
             log_likelihood[j] = np.nan
             continue
         a = alpha[start : start + m]
@@ -173,7 +184,7 @@ def factorize(
 
 
 @_CONTRACT
-def _moments(kernel, shape, signal, Z, m, alpha, U, new, n, V, mean, var):
+def _moments(kernel, shape, signal, Z, m, alpha, U, new, n, V, r2, mean, var):
     """Mean k*ᵀα before the solve, variance σ² − |U⁻ᵀk*|² after it, at n scaled rows `new` [D, ·]; V
     holds their k*, one row per row of the expert."""
     D = Z.shape[0]
@@ -183,8 +194,8 @@ def _moments(kernel, shape, signal, Z, m, alpha, U, new, n, V, mean, var):
         for d in range(D):
             point[d] = Z[d, i]
         k, a = V[i * n : i * n + n], signal * alpha[i]
-        squared_distances(new, 0, n, point, k)
-        values(kernel, shape, k, n)
+        squared_distances(new, 0, n, point, r2)
+        values(kernel, shape, r2, n, k)
         for q in range(n):
             mean[q] += a * k[q]
     solve(U, m, V, n)
@@ -200,7 +211,7 @@ def _moments(kernel, shape, signal, Z, m, alpha, U, new, n, V, mean, var):
 @_JIT
 def moments(
     kernel, shape, signal, noise, lengthscales, XT, offsets, alpha, factors, factor_offsets,
-    first, last, new, A, Zflat, scaled, V, r2, mean, var,
+    first, last, new, A, Zflat, scaled, V, r2, phi, mean, var,
 ):  # fmt: skip
     """Latent mean and variance of the experts first … last − 1 at the rows `new` [D, n], into mean
     and var [last − first, n]. Factors that are not kept are made again in A.
@@ -211,18 +222,18 @@ def moments(
     for j in range(first, last):
         start = offsets[j]
         m = offsets[j + 1] - start
-        Z = Zflat[: D * m].reshape(D, m)
+        Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
         _scale(XT, start, m, lengthscales, Z)
         if factor_offsets[j] >= 0:
             U = factors[factor_offsets[j] : factor_offsets[j] + m * m]
         else:
             U = A
-            _factorize(kernel, shape, signal, noise, Z, m, U, A[:0], r2)
+            _factorize(kernel, shape, signal, noise, Z, m, U, A[:0], r2, phi)
         for begin in range(0, n, ROWS):
             rows = min(ROWS, n - begin)
             block = scaled[: D * rows].reshape(D, rows)
             _scale(new, begin, rows, lengthscales, block)
             _moments(
-                kernel, shape, signal, Z, m, alpha[start : start + m], U, block, rows, V,
+                kernel, shape, signal, Z, m, alpha[start : start + m], U, block, rows, V, r2,
                 mean[j - first, begin : begin + rows], var[j - first, begin : begin + rows],
             )  # fmt: skip

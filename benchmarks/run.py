@@ -1,0 +1,77 @@
+"""`make bench`: speed and memory as ratios in one run, on the screen and in docs/benchmarks.md.
+
+`make bench ARGS=--quick` is for a quick look, `make bench ARGS="--only objective"` for a part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from pathlib import Path
+
+import core
+import peers
+import scale
+from timing import machine
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes; docs stay as they are")
+    parser.add_argument("--only", help="one section, by its name; docs stay as they are")
+    options = parser.parse_args()
+    quick = options.quick
+    rows, repeats = (6_000, 2) if quick else (36_000, 7)
+    sections = {
+        "objective": (
+            "Objective with gradient against LAPACK",
+            f"{rows:,} rows, D = 8, rbf with ARD. LAPACK's `potrf` and `potri` run on the same "
+            "matrices in as many threads, each with BLAS held to one.",
+            lambda: core.objective(rows, repeats),
+        ),
+        "threads": (
+            "Two threads against one",
+            f"The same objective, {rows:,} rows.",
+            lambda: core.threads(rows, repeats),
+        ),
+        "kernels": (
+            "Kernels", "Objective with gradient, 2 threads.", lambda: core.kernels(rows, repeats)
+        ),
+        "prediction": (
+            "Prediction against the triangular solves",
+            "Latent mean and variance of every expert at every row.",
+            lambda: core.prediction(rows, repeats),
+        ),
+        "compilation": (
+            "Compilation", "1,000 rows, in a new process.", scale.compilation
+        ),
+        "memory": (
+            "Memory", "In a process of its own.", lambda: scale.memory(quick)
+        ),
+        "rows": (
+            "Cost against the number of rows",
+            "Robot arm, 200 rows per expert, 10 iterations of training.",
+            lambda: scale.rows(quick, DOCS / "cost.png"),
+        ),
+        "peers": ("Peers", "", lambda: peers.compare(quick)),
+    }  # fmt: skip
+    parts = [
+        "# Benchmarks\n",
+        f"Made by `make bench` on {datetime.date.today():%Y-%m-%d}: {machine()}. Times are the "
+        f"best of {repeats} repeats (fits: one run). Machines differ and are noisy; ratios within "
+        "one run are what to look at.\n",
+    ]
+    for name, (title, text, run) in sections.items():
+        if options.only in (None, name):
+            print(f"… {title}", flush=True)
+            parts += [f"## {title}\n", text + "\n" if text else "", run()]
+            print("\n".join(parts[-3:]), flush=True)
+    if not quick and options.only is None:
+        (DOCS / "benchmarks.md").write_text("\n".join(parts), encoding="utf-8")
+        print(f"Written to {DOCS / 'benchmarks.md'}")
+
+
+if __name__ == "__main__":
+    main()
