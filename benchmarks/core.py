@@ -67,7 +67,7 @@ def covariances(committee: Committee) -> list[np.ndarray]:
 
 
 def objective_seconds(committee: Committee, threads: int, repeats: int) -> float:
-    with LocalEngine(threads, committee.n_experts) as engine:
+    with LocalEngine(threads, committee.sizes) as engine:
         committee.objective(committee.theta, engine)
         return best(lambda: committee.objective(committee.theta, engine), repeats)
 
@@ -156,7 +156,7 @@ def prediction(rows: int, repeats: int) -> str:
     new = np.ascontiguousarray(committee.XT[:, :n].T)
     lines = []
     for count in (1, 2):
-        with LocalEngine(count, J) as engine:
+        with LocalEngine(count, committee.sizes) as engine:
             committee.prepare(engine)
 
             def ask(engine: LocalEngine = engine) -> None:

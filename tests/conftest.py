@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import warnings
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def data_or_simulated(name: str, split: int = 0, n: int = 2000):
     try:
         return datasets.load(name, split, standardize=True), True
     except FileNotFoundError:
+        warnings.warn(f"{name} is not in HEALGP_DATA; simulated rows instead", stacklevel=2)
         X, y = datasets.robot_arm(n + n // 9, seed=split)
         X, y = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
         return (X[:n], X[n:], y[:n], y[n:]), False

@@ -36,7 +36,7 @@ def test_limit_is_counted_and_restored():
 
 def test_limit_is_restored_after_an_exception():
     before = blas_now()
-    with pytest.raises(ZeroDivisionError), LocalEngine(2, 5) as engine:
+    with pytest.raises(ZeroDivisionError), LocalEngine(2, [9] * 5) as engine:
         list(engine.map(lambda i: 1 / i, [3, 2, 1, 0, 1]))
     assert blas_now() == before
 
@@ -61,7 +61,7 @@ def test_limit_is_restored_when_threads_overlap():
 
 
 def test_map_keeps_the_order_and_runs_in_threads():
-    with LocalEngine(3, 10) as engine:
+    with LocalEngine(3, [9] * 10) as engine:
         assert list(engine.map(lambda i: i * i, range(100))) == [i * i for i in range(100)]
         names = set(engine.map(lambda i: threading.current_thread().name, range(50)))
     assert all("ThreadPool" in name for name in names)

@@ -26,7 +26,7 @@ def make(X, y, groups, kernel="rbf", **theta):
 
 
 def ask(committee, new, n_jobs=1):
-    with LocalEngine(n_jobs, committee.n_experts) as engine:
+    with LocalEngine(n_jobs, committee.sizes) as engine:
         log_likelihood = committee.prepare(engine)
         return *committee.moments(new, 0, committee.n_experts, engine), log_likelihood
 
@@ -55,7 +55,7 @@ def test_several_experts_equal_a_naive_loop(wave, kernel):
     committee = make(X, y, groups, kernel)
     t = committee.theta
     mean, var, total = ask(committee, new)
-    with LocalEngine(2, committee.n_experts) as engine:
+    with LocalEngine(2, committee.sizes) as engine:
         objective, _ = committee.objective(t, engine)
     expected = 0.0
     for j, rows in enumerate(groups):
@@ -77,7 +77,7 @@ def test_gradient_against_finite_differences(rng, kernel):
     point = committee.theta.to_log(ard=True, shaped=True)
 
     def value_and_gradient(log_theta):
-        with LocalEngine(1, 4) as engine:
+        with LocalEngine(1, [15] * 4) as engine:
             return committee.objective(Hyperparameters.from_log(log_theta, 3, True), engine)
 
     h = 1e-5
@@ -97,7 +97,7 @@ def test_gradient_with_nearly_equal_rows(rng, kernel):
     y = rng.standard_normal(40)
     committee = make(X, y, [np.arange(40)], kernel)
     point = committee.theta.to_log(True, False)
-    with LocalEngine(1, 1) as engine:
+    with LocalEngine(1, [40]) as engine:
         f = lambda p: committee.objective(Hyperparameters.from_log(p, 2, True), engine)  # noqa: E731
         numeric = [(f(point + 1e-5 * e)[0] - f(point - 1e-5 * e)[0]) / 2e-5 for e in np.eye(4)]
         np.testing.assert_allclose(f(point)[1][:4], numeric, rtol=1e-5, atol=1e-4)
@@ -119,7 +119,7 @@ def test_objective_is_bitwise_the_same_for_any_number_of_threads(rng):
     committee = make(X, y, np.split(np.arange(700), [10, 300, 305, 500]))
     results = []
     for n_jobs in (1, 2, 4):
-        with LocalEngine(n_jobs, committee.n_experts) as engine:
+        with LocalEngine(n_jobs, committee.sizes) as engine:
             results.append(committee.objective(committee.theta, engine))
     assert all(r[0] == results[0][0] and np.array_equal(r[1], results[0][1]) for r in results)
 

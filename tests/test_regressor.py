@@ -226,10 +226,12 @@ def test_threads_that_fit_at_once(wave):
     assert all(np.array_equal(r, expected) for r in results)
 
 
-def test_few_experts_give_blas_the_threads():
-    assert LocalEngine(4, 1).n_threads == 1
-    assert LocalEngine(4, 3).n_threads == 1
-    assert LocalEngine(4, 4).n_threads == 4
+def test_few_large_experts_give_blas_the_threads():
+    for sizes, threads, blas in (
+        ([5000], 1, 4), ([10, 5000, 20], 1, 4), ([5000] * 4, 4, 1), ([500], 1, 1), ([9] * 3, 3, 1)
+    ):  # fmt: skip
+        engine = LocalEngine(4, sizes)
+        assert (engine.n_threads, engine._blas) == (threads, blas)
 
 
 def test_unfitted_says_so(wave):

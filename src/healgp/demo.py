@@ -68,7 +68,7 @@ def main() -> None:
         pathologies(PICTURE)
         print(f"What goes wrong, and how it is healed, as a picture: {PICTURE}")
     except ImportError:
-        print("For a picture as well: pip install 'healgp[plots]'")
+        print("For a picture as well: pip install '.[plots]'")
 
 
 if __name__ == "__main__":

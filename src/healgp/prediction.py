@@ -162,11 +162,11 @@ def stream(
     settings: Sequence[Setting],
     prior: Prior,
     engine: LocalEngine,
-    advance: Callable[[int], Any] = lambda n: None,
+    advance: Callable[[int], Any] = lambda rows: None,
 ) -> list[Gaussian]:
     """Mean and variance [n] at the rows `new` [n, D] for every setting, asking each expert once:
-    of f for settings in f-space, of y for those in y-space. `advance` is told of work done, n·J in
-    all."""
+    of f for settings in f-space, of y for those in y-space. `advance` is told of rows as they are
+    done."""
     J, n = committee.n_experts, len(new)
     noise = committee.theta.noise_variance
     blocks = _expert_blocks(J)
@@ -189,7 +189,6 @@ def stream(
             Sums.of_block(s, mean, in_space(s, var), here.mean, in_space(s, here.var), first, J)
             for s in settings
         ]
-        advance((rows.stop - rows.start) * (last - first))
         return rows, last, sums
 
     totals: list[Sums] = []
@@ -202,4 +201,5 @@ def stream(
                     setting, here.mean, in_space(setting, here.var)
                 )
             totals = []
+            advance(rows.stop - rows.start)
     return results

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from numbers import Integral
@@ -79,6 +79,11 @@ class _BlasThreads:
 blas_threads = _BlasThreads()
 
 
+#: From this many rows on, threads inside BLAS are worth while for a single expert; on smaller ones
+#: they gain little, and lose much when the machine is busy.
+_LARGE = 1500
+
+
 class _CompilationNotice(event.Listener):
     """Says once per process that the first fit compiles, so that nobody wonders why it is slow."""
 
@@ -125,12 +130,16 @@ def _in_dask_task() -> bool:
 class LocalEngine:
     """A thread pool for as long as the `with` block lasts, with BLAS held to one thread meanwhile.
 
-    With fewer experts than threads it is the other way round: one thread, and BLAS gets them all.
+    With fewer experts than threads, if they are large, it is the other way round: one thread, and
+    BLAS gets them all. `sizes` are the experts' numbers of rows.
     """
 
-    def __init__(self, n_jobs: int | None, n_experts: int) -> None:
+    def __init__(self, n_jobs: int | None, sizes: Sequence[int] | np.ndarray) -> None:
         threads = effective_n_jobs(n_jobs)
-        self.n_threads, self._blas = (1, threads) if n_experts < threads else (threads, 1)
+        if len(sizes) < threads and max(sizes) >= _LARGE:
+            self.n_threads, self._blas = 1, threads
+        else:
+            self.n_threads, self._blas = min(threads, len(sizes)), 1
         self._local = threading.local()
 
     def __enter__(self) -> LocalEngine:

@@ -65,7 +65,8 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
     max_iter : int, default=100
         Most iterations of L-BFGS-B. 0 keeps the starting values. θ stays within lengthscale
         [0.02, 200], signal variance [1e-4, 1e4], noise variance [1e-5, 100] and, for
-        "rational_quadratic", alpha [0.01, 1000], in units of the deviations of X and y.
+        "rational_quadratic", alpha [0.01, 1000], in units of the deviations of X and y. A
+        lengthscale at 200 means that its column does not matter.
     n_jobs : int or None, default=None
         Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
         depend on it, but for rounding where there are fewer experts than threads.
@@ -169,8 +170,8 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         communication = np.sort(rng.choice(N, m, replace=False))
 
         with (
-            LocalEngine(self.n_jobs, len(rows)) as engine,
-            self._progress("training", self.max_iter, "iteration") as bar,
+            LocalEngine(self.n_jobs, committee.sizes) as engine,
+            self._progress("training", self.max_iter, "it") as bar,
         ):
 
             def report(iteration: int, value: float) -> None:
@@ -180,6 +181,7 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
             found = training.train(
                 committee, self.ard, self.max_iter, scaling.x_left, scaling.y_left, engine, report
             )
+            bar.total = bar.n  # converged: the bar is full
             committee.theta = theta = found.theta
             log_likelihood = committee.prepare(engine)
 
@@ -229,7 +231,7 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         )
 
     def _progress(self, what: str, total: int, unit: str) -> tqdm:
-        return tqdm(total=total, desc=what, unit=unit, disable=not self.verbose, unit_scale=True)
+        return tqdm(total=total, desc=what, unit=unit, disable=not self.verbose)
 
     # ---- prediction ------------------------------------------------------------------------
 
@@ -242,7 +244,7 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         """Bounds (lower, upper) of the central interval that holds y with the given probability."""
         check_number("coverage", coverage, 0, positive=True)
         if coverage >= 1:
-            raise ValueError(f"coverage={coverage!r} must be below 1.")
+            raise ValueError(f"coverage={coverage!r} must be below 1; for 95 % it is 0.95.")
         mean, std = self.predict_many(X, [{}])[0]
         half = ndtri((1.0 + coverage) / 2.0) * std
         return mean - half, mean + half
@@ -345,14 +347,14 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         self, committee: Committee, new: Array, settings: list[Setting], prior: Prior
     ) -> list[tuple[Array, Array]]:
         with (
-            LocalEngine(self.n_jobs, committee.n_experts) as engine,
-            self._progress("predicting", len(new) * committee.n_experts, "moment") as bar,
+            LocalEngine(self.n_jobs, committee.sizes) as engine,
+            self._progress("predicting", len(new), "row") as bar,
         ):
             committee.prepare_once(engine)
             return stream(committee, new, settings, prior, engine, bar.update)
 
     def _moments(self, committee: Committee, new: Array) -> tuple[Array, Array]:
-        with LocalEngine(self.n_jobs, committee.n_experts) as engine:
+        with LocalEngine(self.n_jobs, committee.sizes) as engine:
             committee.prepare_once(engine)
             blocks = engine.map(
                 lambda j: committee.moments(new, j, j + 1, engine), range(committee.n_experts)
