@@ -71,7 +71,9 @@ def test_fitted_attributes(wave):
     assert not hasattr(model, "alpha_")
     model.set_params(temperature=5)
     assert model.temperature_ == 5.0
-    assert hasattr(ExpertGPRegressor(kernel="rational_quadratic").fit(X, y), "alpha_")
+    model.set_params(kernel="rational_quadratic").fit(X, y)
+    assert 0.01 <= model.alpha_ <= 1000
+    assert not hasattr(model.set_params(kernel="rbf").fit(X, y), "alpha_")
 
 
 def test_max_iter_zero_keeps_the_starting_values(wave):

@@ -193,6 +193,8 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         self.lengthscales_ = theta.lengthscales
         self.signal_variance_ = theta.signal_variance
         self.noise_variance_ = theta.noise_variance
+        for name in SHAPE_NAMES.values():  # those of another kernel, from an earlier fit, go
+            self.__dict__.pop(name + "_", None)
         if self.kernel in SHAPE_NAMES:
             setattr(self, SHAPE_NAMES[self.kernel] + "_", theta.shape)
         return self
