@@ -14,7 +14,7 @@ import numpy as np
 from timing import table
 
 MEASURE = """
-import json, resource, sys, time
+import json, sys, time
 import_start = time.perf_counter()
 from healgp import ExpertGPRegressor
 from healgp.datasets import robot_arm
@@ -30,7 +30,8 @@ model.fit(X[:N], y[:N])
 fitted = time.perf_counter()
 model.predict(X[N:], return_std=True)
 predicted = time.perf_counter()
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+with open("/proc/self/status") as lines:  # ru_maxrss would count the process that started this one
+    peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 print(json.dumps(dict(
     fit=fitted - start, predict=predicted - fitted, peak=peak, J=model.n_experts_,
     iterations=model.n_iter_, imported=imported,
