@@ -132,3 +132,18 @@ ExpertGPRegressor(max_iter=2, points_per_expert=10).fit(X, X[:, 0]).predict(X)
         )  # fmt: skip
         said.append(run.stderr.count("compiling"))
     assert said == [1, 0]
+
+
+def test_without_a_place_for_the_cache_it_compiles_in_memory():
+    code = """
+import numba.core.caching as caching
+def refuse(self):
+    raise OSError("read-only")
+for value in vars(caching).values():
+    if isinstance(value, type) and issubclass(value, caching._CacheLocator):
+        value.ensure_cache_path = refuse
+from healgp import linalg
+import numpy as np
+assert linalg.cholesky(np.eye(3).ravel(), 3)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

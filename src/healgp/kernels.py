@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from healgp.jit import jit
 
 #: Name of each kernel and its number in jitted code.
 KERNELS = {"rbf": 0, "matern12": 1, "matern32": 2, "matern52": 3, "rational_quadratic": 4}
@@ -47,9 +49,8 @@ class Hyperparameters:
         return Hyperparameters(np.broadcast_to(values[:k], (D,)).copy(), *tail)
 
 
-# "contract" allows fused multiply-add and nothing else: reordering would break exp and log.
-_LOOP = njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
-_SCALAR = njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy", forceinline=True)
+# Nothing but "contract": reordering would break exp and log.
+_LOOP, _SCALAR = jit("contract"), jit("contract", inline=True)
 
 
 @intrinsic

@@ -20,10 +20,12 @@ from typing import Any
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from scipy.linalg import cython_blas, cython_lapack
+
+from healgp.jit import jit
 
 #: Jitter is tried in these steps, as a multiple of the signal variance, until Cholesky succeeds.
 JITTER = (0.0, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
@@ -86,7 +88,7 @@ def _at(context, array, index):
 
 
 _L, _R, _N, _T = (np.uint8(ord(c)) for c in "LRNT")
-_JIT = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+_JIT = jit("contract")
 
 
 @_JIT
@@ -253,7 +255,7 @@ def invert(A, m):
     _dlauum(_ref(_L), _ref(np.int32(m)), _at(A, 0), _ref(np.int32(m)), _ref(np.int32(0)))
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
+@jit("contract", "reassoc")
 def solve_vector(U, m, b):
     """b ← K⁻¹ b = U⁻¹ U⁻ᵀ b."""
     for i in range(m):

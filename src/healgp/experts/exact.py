@@ -8,8 +8,8 @@ the caller allocates once per thread. Rows are sorted by expert: expert j owns t
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from healgp.jit import jit
 from healgp.kernels import (
     RATIONAL_QUADRATIC,
     profile,
@@ -26,10 +26,7 @@ ROWS = 256
 #: leaves over after whole vectors is done one number at a time, and rows of a triangle are short.
 PAD = 32
 
-_JIT = njit(nogil=True, cache=True, error_model="numpy")
-_CONTRACT = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-# Sums may be reordered, so that they vectorise; the order is still the same in every run.
-_SUM = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
+_JIT, _CONTRACT, _SUM = jit(), jit("contract"), jit("contract", "reassoc")
 
 
 def scratch_sizes(m: int, D: int) -> tuple[int, ...]:
