@@ -37,11 +37,11 @@ def main() -> None:
             lambda: core.threads(rows, repeats),
         ),
         "kernels": (
-            "Kernels", "Objective with gradient, 2 threads.", lambda: core.kernels(rows, repeats)
+            "Kernels", "Objective with gradient.", lambda: core.kernels(rows, repeats)
         ),
         "prediction": (
             "Prediction against the triangular solves",
-            "Latent mean and variance of every expert at every row.",
+            "Latent moments of every expert at every row, before weights and aggregation.",
             lambda: core.prediction(rows, repeats),
         ),
         "compilation": (

@@ -314,3 +314,15 @@ def test_rows_that_are_equal_do_not_make_one_huge_expert():
     model = make(points_per_expert=50, max_iter=0).fit(repeated, repeated[:, 0])
     assert np.bincount(model.labels_).max() <= 200
     assert np.isfinite(model.predict(repeated)).all()
+
+
+def test_a_huge_constant_column_and_tiny_targets_train():
+    huge = np.c_[X, np.full(60, 1e160)]
+    assert make(standardize=False).fit(huge, Y).n_iter_ > 1
+    twice = np.repeat(X, 2, axis=0)
+    model = make(
+        standardize=False, kernel="matern12", signal_variance=1e-198, noise_variance=1e-199
+    )
+    assert model.fit(twice, np.repeat(Y, 2) * 1e-99).n_iter_ > 1
+    with pytest.raises(ValueError, match="y are too large"), np.errstate(all="ignore"):
+        make().fit(X, np.linspace(1, 1.5, 60) * 1e308)

@@ -1,5 +1,7 @@
 """Exact experts against scikit-learn, a naive loop and finite differences."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -138,3 +140,24 @@ def test_failure_names_the_expert_and_says_what_to_do(rng):
     X[13] = np.nan
     with pytest.raises(ExpertError, match=r"expert 1 \(10 rows\).*Raise noise_variance"):
         ask(make(X, y, np.split(np.arange(20), 2)), X[:1])
+
+
+def test_gradient_with_jitter(rng):
+    """Jitter grows with the signal variance, so that signal and noise together scale all of K:
+    log p(c) = −yᵀα/2c − m/2 log c + const. Scaling by 4 and ¼ is exact in floating point, U by 2 and ½."""
+    X = rng.uniform(-3, 3, (60, 1))
+    committee = make(X, np.sin(X[:, 0]), [np.arange(60)], signal_variance=1.0, noise_variance=1e-30)
+    with LocalEngine(1, [60]) as engine:
+        log_p = {}
+        for c in (0.25, 1.0, 4.0):
+            theta = replace(committee.theta, signal_variance=c, noise_variance=c * 1e-30)
+            log_p[c], gradient = committee.objective(theta, engine)
+            if c == 1.0:
+                scale = gradient[1] + gradient[2]
+    quadratic = 8 / 15 * (log_p[4.0] - log_p[0.25] + 60 * np.log(4))
+    assert scale == pytest.approx(0.5 * (quadratic - 60), rel=1e-9)
+
+
+def test_small_experts_are_shared_out(rng):
+    X = rng.standard_normal((6000, 2))
+    assert len(list(make(X, X[:, 0], np.split(np.arange(6000), 2000))._tasks())) >= 3

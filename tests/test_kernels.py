@@ -1,3 +1,4 @@
+import mpmath
 import numpy as np
 import pytest
 
@@ -7,9 +8,9 @@ from naive import kernel as naive_kernel
 
 
 def profile(name, r2, shape=1.0):
-    phi, slope = np.empty_like(r2), np.empty_like(r2)
-    kernels.profile(KERNELS[name], shape, r2, len(r2), phi, slope)
-    return phi, slope
+    phi, slope, tilt = (np.empty_like(r2) for _ in range(3))
+    kernels.profile(KERNELS[name], shape, r2, len(r2), phi, slope, tilt)
+    return phi, slope, tilt
 
 
 def test_exp_and_log_have_full_precision(rng):
@@ -49,17 +50,23 @@ def test_slope_against_finite_differences(name):
     np.testing.assert_allclose(profile(name, r2, 0.7)[1], numeric, rtol=1e-7, atol=1e-9)
 
 
-def test_rational_quadratic_tilt_against_finite_differences():
-    r2, h, alpha = np.linspace(0.0, 50.0, 40), 1e-5, 0.7
-    up, down = (profile("rational_quadratic", r2, alpha * np.exp(s))[0] for s in (h, -h))
-    slope = profile("rational_quadratic", r2, alpha)[1]
-    tilt = [kernels.rational_quadratic_tilt(s, alpha) for s in slope]
-    np.testing.assert_allclose(tilt, (up - down) / (2 * h), atol=1e-9)
+@pytest.mark.parametrize("alpha", [0.05, 0.7, 30.0, 1000.0])
+def test_rational_quadratic_tilt(alpha):
+    """∂φ/∂log α = αφ((u − 1)/u − log u), against 50 digits."""
+    r2 = np.concatenate([[0.0], np.logspace(-6, 4, 60)])
+    with mpmath.workdps(50):
+        expected = []
+        for r in r2:
+            u = 1 + mpmath.mpf(float(r)) / (2 * mpmath.mpf(alpha))
+            expected.append(float(alpha * u**-alpha * ((u - 1) / u - mpmath.log(u))))
+    np.testing.assert_allclose(
+        profile("rational_quadratic", r2, alpha)[2], expected, rtol=1e-6, atol=1e-300
+    )
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_equal_points_and_far_points(name):
-    phi, slope = profile(name, np.array([0.0, 1e12]))
+    phi, slope, _ = profile(name, np.array([0.0, 1e12]))
     assert phi[0] == 1.0
     assert 0 <= phi[1] < 1e-6
     assert np.isfinite(slope).all()

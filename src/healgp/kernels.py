@@ -129,7 +129,7 @@ def matern12(r2, shape):
     """φ = exp(−r). Its slope is infinite at 0, where it is only ever multiplied by 0."""
     r = np.sqrt(r2)
     phi = exp(-r)
-    return phi, -0.5 * phi / max(r, 1e-150)
+    return phi, -0.5 * phi / r if r > 0.0 else 0.0
 
 
 @_SCALAR
@@ -150,20 +150,13 @@ def matern52(r2, shape):
 
 @_SCALAR
 def rational_quadratic(r2, shape):
-    """φ = (1 + r²/2α)^(−α), the shape being α."""
-    x = r2 / (2.0 * shape)
+    """φ = (1 + r²/2α)^(−α), the shape being α; and third, ∂φ/∂log α."""
+    x = min(r2 / (2.0 * shape), 1e300)
     u = 1.0 + x
-    # the second term brings back what 1 + x lost to rounding, which a large α would magnify
-    phi = exp(-shape * (log(u) + (min(x, 1e300) - (min(u, 1e300) - 1.0)) / u))
-    return phi, -0.5 * phi / u
-
-
-@_SCALAR
-def rational_quadratic_tilt(slope, shape):
-    """∂φ/∂log α from the slope φ′ = −½ u^(−α−1), u = 1 + r²/2α."""
-    log_u = log(max(-2.0 * slope, 1e-300)) / (-1.0 - shape)
-    u = 1.0 / exp(-log_u)
-    return -2.0 * shape * slope * (u - 1.0 - u * log_u)
+    # log(1 + x): the second term brings back what 1 + x lost to rounding, which α would magnify
+    log_u = log(u) + (x - (u - 1.0)) / u
+    phi = exp(-shape * log_u)
+    return phi, -0.5 * phi / u, shape * phi * (x / u - log_u)
 
 
 @_LOOP
@@ -193,8 +186,8 @@ def squared_distances(Z, first, n, point, r2):
 
 
 @_LOOP
-def profile(kernel, shape, r2, n, phi, slope):
-    """φ and φ′ of the first n squared distances."""
+def profile(kernel, shape, r2, n, phi, slope, tilt):
+    """φ and φ′ of the first n squared distances, and ∂φ/∂log shape where the kernel has a shape."""
     if kernel == RBF:
         for j in range(n):
             phi[j], slope[j] = rbf(r2[j], shape)
@@ -209,7 +202,7 @@ def profile(kernel, shape, r2, n, phi, slope):
             phi[j], slope[j] = matern52(r2[j], shape)
     elif kernel == RATIONAL_QUADRATIC:
         for j in range(n):
-            phi[j], slope[j] = rational_quadratic(r2[j], shape)
+            phi[j], slope[j], tilt[j] = rational_quadratic(r2[j], shape)
     else:
         raise ValueError("unknown kernel number")
 

@@ -26,8 +26,8 @@ class Scaling:
         with np.errstate(over="ignore", invalid="ignore"):
             x_center, x_scale = center_and_scale(X)
             y_center, y_scale = (float(v) for v in center_and_scale(y))
-        for name, scale in (("X", x_scale), ("y", y_scale)):
-            if np.isinf(scale).any() or not np.isfinite(x_center).all():
+        for name, center, scale in (("X", x_center, x_scale), ("y", y_center, y_scale)):
+            if np.isinf(scale).any() or not np.isfinite(center).all():
                 raise ValueError(f"The values of {name} are too large: their spread overflows.")
             outside = (scale < 1e-100) | (scale > 1e100)  # False for NaN, a constant
             if not standardize and np.any(outside):

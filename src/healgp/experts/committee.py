@@ -10,13 +10,13 @@ import numpy as np
 
 from healgp.engines.local import LocalEngine
 from healgp.experts import exact
-from healgp.kernels import KERNELS, Hyperparameters
+from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
 from healgp.linalg import JITTER
 
 #: Bytes of Cholesky factors that a committee keeps; those beyond it are made again when asked.
 FACTOR_BYTES = 2**30
 
-#: Σ m³ of the experts that one task takes at least: about a millisecond of work.
+#: Σ (m + 30)³ of the experts that one task takes at least: about a millisecond of work.
 _TASK_WORK = 2e7
 
 
@@ -58,11 +58,18 @@ class Committee:
         # Factors are as large as everything else squared, and quickly made again.
         return self.__dict__ | {"_factors": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # joblib hands large arrays over read-only, which would be another type to compile for.
+        for name in ("XT", "y", "offsets", "alpha"):
+            if state[name] is not None:
+                state[name] = np.require(state[name], requirements=["C", "W"])
+        self.__dict__.update(state)
+
     def _tasks(self) -> Iterator[np.ndarray]:
         """Runs of experts, the largest first, so that no thread ends up with a large one last."""
         sizes = self.sizes
         order = np.argsort(-sizes, kind="stable")
-        work = np.cumsum(sizes[order].astype(float) ** 3) / _TASK_WORK
+        work = np.cumsum((sizes[order] + 30.0) ** 3) / _TASK_WORK
         ends = np.flatnonzero(np.diff(np.floor(work), append=np.inf)) + 1
         yield from np.split(order, ends[:-1])
 
@@ -87,12 +94,12 @@ class Committee:
     def objective(self, theta: Hyperparameters, engine: LocalEngine) -> tuple[float, np.ndarray]:
         """Σ_j log p_j(y⁽ʲ⁾ | X⁽ʲ⁾, θ) and its gradient in (log ℓ_1 … log ℓ_D, log σ², log σ_y²,
         log shape): the paper's equation for the log marginal likelihood of the experts."""
-        m, D = int(self.sizes.max()), len(self.XT)
+        m, D, shaped = int(self.sizes.max()), len(self.XT), self.kernel in SHAPE_NAMES
         out = np.empty((self.n_experts, D + 4))
         head = self._arguments(theta)
 
         def run(experts: np.ndarray) -> None:
-            scratch = engine.scratch(*exact.scratch_sizes(m, D))
+            scratch = engine.scratch(*exact.scratch_sizes(m, D, shaped))
             exact.objective(*head, self.XT, self.y, self.offsets, experts, *scratch, out)
 
         for _ in engine.map(run, self._tasks()):
@@ -103,7 +110,7 @@ class Committee:
 
     def prepare(self, engine: LocalEngine) -> float:
         """Works out α and, as far as memory allows, the factors. Returns Σ_j log p_j."""
-        m, D = int(self.sizes.max()), len(self.XT)
+        m, D, shaped = int(self.sizes.max()), len(self.XT), self.kernel in SHAPE_NAMES
         squares = self.sizes.astype(np.int64) ** 2
         ends = np.cumsum(squares)
         kept = ends * 8 <= FACTOR_BYTES
@@ -113,7 +120,7 @@ class Committee:
         head = self._arguments(self.theta)
 
         def run(experts: np.ndarray) -> None:
-            A, _, Z, _, r2, phi = engine.scratch(*exact.scratch_sizes(m, D))
+            A, _, _, Z, _, r2, phi = engine.scratch(*exact.scratch_sizes(m, D, shaped))
             exact.factorize(
                 *head, self.XT, self.y, self.offsets, experts, A, Z, r2, phi,
                 alpha, factors, where, log_likelihood,

@@ -13,7 +13,6 @@ from healgp.jit import jit
 from healgp.kernels import (
     RATIONAL_QUADRATIC,
     profile,
-    rational_quadratic_tilt,
     squared_distances,
     values,
 )
@@ -29,10 +28,11 @@ PAD = 32
 _JIT, _CONTRACT, _SUM = jit(), jit("contract"), jit("contract", "reassoc")
 
 
-def scratch_sizes(m: int, D: int) -> tuple[int, ...]:
-    """What `objective` needs for experts of up to m rows: A [m, m], B [m, m + PAD], Z [D, m + PAD],
-    α [m], and two rows."""
-    return m * m, m * (m + PAD), D * (m + PAD), m, m + PAD, m + PAD
+def scratch_sizes(m: int, D: int, shaped: bool) -> tuple[int, ...]:
+    """What `objective` needs for experts of up to m rows: A [m, m], B and C [m, m + PAD] (C only
+    for a kernel with a shape), Z [D, m + PAD], α [m], and two rows."""
+    wide = m + PAD
+    return m * m, m * wide, m * wide if shaped else 0, D * wide, m, wide, wide
 
 
 @_JIT
@@ -42,17 +42,18 @@ def _padded(n):
 
 @_CONTRACT
 def _scale(XT, start, m, lengthscales, Z):
-    """Z[d, i] = X[start + i, d] / ℓ_d, and 0 in the padding."""
+    """Z[d, i] = X[start + i, d] / ℓ_d; the padding repeats the last row."""
     for d in range(XT.shape[0]):
         scale, row, source = 1.0 / lengthscales[d], Z[d], XT[d, start:]
         for i in range(m):
             row[i] = source[i] * scale
-        row[m:] = 0.0
+        row[m:] = row[m - 1]
 
 
 @_CONTRACT
-def _covariance(kernel, shape, signal, diagonal, Z, m, A, B, r2, phi, point):
-    """Upper triangle of σ²φ + diagonal·I into A; of φ′ into B unless B is empty."""
+def _covariance(kernel, shape, signal, diagonal, Z, m, A, B, C, r2, phi, point):
+    """Upper triangle of σ²φ + diagonal·I into A; of φ′ and ∂φ/∂log shape into B and C unless B is
+    empty."""
     D, width = Z.shape
     slopes = B.size > 0
     for i in range(m):
@@ -61,7 +62,7 @@ def _covariance(kernel, shape, signal, diagonal, Z, m, A, B, r2, phi, point):
         n = _padded(m - i - 1)
         squared_distances(Z, i + 1, n, point, r2)
         if slopes:
-            profile(kernel, shape, r2, n, phi, B[i * width + i + 1 :])
+            profile(kernel, shape, r2, n, phi, B[i * width + i + 1 :], C[i * width + i + 1 :])
         else:
             values(kernel, shape, r2, n, phi)
         row = A[i * m + i + 1 : i * m + m]
@@ -71,21 +72,21 @@ def _covariance(kernel, shape, signal, diagonal, Z, m, A, B, r2, phi, point):
 
 
 @_JIT
-def _factorize(kernel, shape, signal, noise, Z, m, A, B, r2, phi):
-    """A = U with UᵀU = σ²φ + (σ_y² + jitter)I. Returns the diagonal added, or NaN on failure."""
+def _factorize(kernel, shape, signal, noise, Z, m, A, B, C, r2, phi):
+    """A = U with UᵀU = σ²φ + (σ_y² + jitter σ²)I. False on failure."""
     point = np.empty(Z.shape[0])
     for jitter in JITTER:
         diagonal = noise + jitter * signal
-        _covariance(kernel, shape, signal, diagonal, Z, m, A, B, r2, phi, point)
+        _covariance(kernel, shape, signal, diagonal, Z, m, A, B, C, r2, phi, point)
         if cholesky(A, m) and np.isfinite(A[m * m - 1]):
-            return diagonal
-    return np.nan
+            return True
+    return False
 
 
 @_SUM
-def _gradient(kernel, shape, Z, m, A, B, alpha, out, s):
+def _gradient(kernel, Z, m, A, B, C, alpha, out, s):
     """out[d] = Σ_{i<j} W_ij φ′_ij (z_id − z_jd)² with W = ααᵀ − K⁻¹; then Σ_{i<j} W_ij times
-    ∂φ_ij/∂log shape; then tr W. A holds K⁻¹ and B holds φ′."""
+    ∂φ_ij/∂log shape; then tr W. A holds K⁻¹, B holds φ′ and C ∂φ/∂log shape."""
     D, width = Z.shape
     out[:] = 0.0
     for i in range(m):
@@ -93,10 +94,10 @@ def _gradient(kernel, shape, Z, m, A, B, alpha, out, s):
         inverse, slope = A[i * m + i + 1 : i * m + m], B[i * width + i + 1 :]
         a, others = alpha[i], alpha[i + 1 :]
         if kernel == RATIONAL_QUADRATIC:
-            tilt = 0.0
+            total, tilt = 0.0, C[i * width + i + 1 :]
             for j in range(n):
-                tilt += (a * others[j] - inverse[j]) * rational_quadratic_tilt(slope[j], shape)
-            out[D] += tilt
+                total += (a * others[j] - inverse[j]) * tilt[j]
+            out[D] += total
         for j in range(n):
             s[j] = (a * others[j] - inverse[j]) * slope[j]
         padded = _padded(n)
@@ -113,7 +114,7 @@ def _gradient(kernel, shape, Z, m, A, B, alpha, out, s):
 @_JIT
 def objective(
     kernel, shape, signal, noise, lengthscales, XT, y, offsets, experts,
-    A, B, Zflat, alpha, r2, phi, out,
+    A, B, C, Zflat, alpha, r2, phi, out,
 ):  # fmt: skip
     """Log marginal likelihood of each expert in `experts` and its gradient, into out[expert].
 
@@ -129,8 +130,7 @@ def objective(
         m = offsets[j + 1] - start
         Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
         _scale(XT, start, m, lengthscales, Z)
-        diagonal = _factorize(kernel, shape, signal, noise, Z, m, A, B, r2, phi)
-        if np.isnan(diagonal):
+        if not _factorize(kernel, shape, signal, noise, Z, m, A, B, C, r2, phi):
             out[j] = np.nan
             continue
         log_det, quadratic = 0.0, 0.0
@@ -141,13 +141,13 @@ def objective(
         for i in range(m):
             quadratic += alpha[i] * y[start + i]
         invert(A, m)
-        _gradient(kernel, shape, Z, m, A, B, alpha, sums, r2)
+        _gradient(kernel, Z, m, A, B, C, alpha, sums, r2)
         trace = sums[D + 1]
         out[j, 0] = -0.5 * quadratic - log_det - 0.5 * m * np.log(2.0 * np.pi)
         for d in range(D):
             out[j, 1 + d] = -2.0 * signal * sums[d]
-        # ½ tr(W σ²φ) without a second pass: tr(W K) = yᵀα − m, and K = σ²φ + diagonal·I
-        out[j, D + 1] = 0.5 * (quadratic - m - diagonal * trace)
+        # without a second pass: tr(W K) = yᵀα − m, and all of K but the noise grows with σ²
+        out[j, D + 1] = 0.5 * (quadratic - m - noise * trace)
         out[j, D + 2] = 0.5 * noise * trace
         out[j, D + 3] = signal * sums[D]
 
@@ -168,7 +168,7 @@ def factorize(
         U = A
         if factor_offsets[j] >= 0:
             U = factors[factor_offsets[j] : factor_offsets[j] + m * m]
-        if np.isnan(_factorize(kernel, shape, signal, noise, Z, m, U, A[:0], r2, phi)):
+        if not _factorize(kernel, shape, signal, noise, Z, m, U, A[:0], A[:0], r2, phi):
             log_likelihood[j] = np.nan
             continue
         a = alpha[start : start + m]
@@ -225,7 +225,7 @@ def moments(
             U = factors[factor_offsets[j] : factor_offsets[j] + m * m]
         else:
             U = A
-            _factorize(kernel, shape, signal, noise, Z, m, U, A[:0], r2, phi)
+            _factorize(kernel, shape, signal, noise, Z, m, U, A[:0], A[:0], r2, phi)
         for begin in range(0, n, ROWS):
             rows = min(ROWS, n - begin)
             block = scaled[: D * rows].reshape(D, rows)
