@@ -68,6 +68,21 @@ def test_map_keeps_the_order_and_runs_in_threads():
     assert not [t for t in threading.enumerate() if t.name in names]  # none outlives the engine
 
 
+@pytest.mark.parametrize("n_jobs", [1, 3])
+def test_run_does_every_task_once_and_passes_errors_on(n_jobs):
+    done = np.zeros(500, dtype=int)
+
+    def work(i):
+        done[i] += 1
+
+    with LocalEngine(n_jobs, [9] * 10) as engine:
+        engine.run(work, range(500))
+        assert (done == 1).all()
+        with pytest.raises(IndexError):
+            engine.run(work, [1, 2, 700, 3, 4])
+        engine.run(work, range(5))
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_processes(method):

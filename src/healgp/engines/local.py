@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from numbers import Integral
 from typing import Any, TypeVar
@@ -164,6 +164,33 @@ class LocalEngine:
         if key not in kept:
             kept[key] = tuple(np.empty(size) for size in sizes)
         return kept[key]
+
+    def run(self, function: Callable[[Task], Any], tasks: Iterable[Task]) -> None:
+        """function(task) for every task, each thread (this one too) taking the next that is left;
+        for functions that leave their results in memory of their own."""
+        left = iter(tasks)
+        if self._pool is None:
+            deque(map(function, left), maxlen=0)
+            return
+        stop = False
+
+        def work() -> None:
+            while not stop:
+                with lock:
+                    task = next(left, left)
+                if task is left:
+                    return
+                function(task)  # type: ignore[arg-type]
+
+        lock = threading.Lock()
+        futures = [self._pool.submit(work) for _ in range(self.n_threads - 1)]
+        try:
+            work()
+        finally:
+            stop = True  # after an error or Ctrl-C the other threads end with their task
+            wait(futures)
+        for future in futures:
+            future.result()
 
     def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """function(task) for every task, in order of the tasks; a few run ahead of the consumer."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from healgp.linalg import JITTER
 #: Bytes of Cholesky factors that a committee keeps; those beyond it are made again when asked.
 FACTOR_BYTES = 2**30
 
-#: Σ (m + 30)³ of the experts that one task takes at least: about a millisecond of work.
-_TASK_WORK = 2e7
+#: Σ (m + 30)³ of the experts that one task takes at least: one or two milliseconds.
+_TASK_WORK = 4.5e7
 
 
 class ExpertError(np.linalg.LinAlgError):
@@ -65,13 +65,14 @@ class Committee:
                 state[name] = np.require(state[name], requirements=["C", "W"])
         self.__dict__.update(state)
 
-    def _tasks(self) -> Iterator[np.ndarray]:
+    @cached_property
+    def _tasks(self) -> list[np.ndarray]:
         """Runs of experts, the largest first, so that no thread ends up with a large one last."""
         sizes = self.sizes
         order = np.argsort(-sizes, kind="stable")
         work = np.cumsum((sizes[order] + 30.0) ** 3) / _TASK_WORK
         ends = np.flatnonzero(np.diff(np.floor(work), append=np.inf)) + 1
-        yield from np.split(order, ends[:-1])
+        return np.split(order, ends[:-1])
 
     def _arguments(self, theta: Hyperparameters) -> tuple[Any, ...]:
         return (
@@ -102,8 +103,7 @@ class Committee:
             scratch = engine.scratch(*exact.scratch_sizes(m, D, shaped))
             exact.objective(*head, self.XT, self.y, self.offsets, experts, *scratch, out)
 
-        for _ in engine.map(run, self._tasks()):
-            pass
+        engine.run(run, self._tasks)
         self._check(out[:, 0], theta)
         total = out.sum(axis=0)  # in the order of the experts, whichever finished first
         return float(total[0]), total[1:]
@@ -126,8 +126,7 @@ class Committee:
                 alpha, factors, where, log_likelihood,
             )  # fmt: skip
 
-        for _ in engine.map(run, self._tasks()):
-            pass
+        engine.run(run, self._tasks)
         self._check(log_likelihood, self.theta)
         self.alpha, self._factors = alpha, (factors, where)
         return float(log_likelihood.sum())
