@@ -20,7 +20,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes; docs stay as they are")
-    parser.add_argument("--only", help="one section, by its name; docs stay as they are")
+    parser.add_argument("--only", help="one section by name; docs get only that one")
     options = parser.parse_args()
     quick = options.quick
     rows, repeats = (6_000, 2) if quick else (36_000, 7)
@@ -68,9 +68,16 @@ def main() -> None:
             print(f"… {title}", flush=True)
             parts += [f"## {title}\n", text + "\n" if text else "", run()]
             print("\n".join(parts[-3:]), flush=True)
-    if not quick and options.only is None:
-        (DOCS / "benchmarks.md").write_text("\n".join(parts), encoding="utf-8")
-        print(f"Written to {DOCS / 'benchmarks.md'}")
+    if quick:
+        return
+    text = "\n".join(parts)
+    if options.only is not None:
+        title, section = sections[options.only][0], "\n".join(parts[2:])
+        pages = DOCS.joinpath("benchmarks.md").read_text(encoding="utf-8").split("\n## ")
+        pages = [section[3:] if page.startswith(f"{title}\n") else page for page in pages]
+        text = "\n## ".join(page.rstrip("\n") + "\n" for page in pages)
+    DOCS.joinpath("benchmarks.md").write_text(text, encoding="utf-8")
+    print(f"Written to {DOCS / 'benchmarks.md'}")
 
 
 if __name__ == "__main__":
