@@ -370,7 +370,7 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         if aggregation != "grbcm":
             return self._committee, Prior(0.0, self._committee.theta.signal_variance)
         if self._grbcm is None:
-            self._grbcm = _grbcm_committees(self._committee, self._communication)
+            self._grbcm = self._committee.with_communication(self._communication)
         augmented, communication, _ = self._grbcm
         setting = Setting("poe", "ones", 0.0, None, "f")  # one expert's product is the expert
         mean, var = self._stream(communication, new, [setting], Prior(0.0, 1.0))[0]
@@ -382,20 +382,3 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         return state | {"_grbcm": None} if "_grbcm" in state else state
-
-
-def _grbcm_committees(committee: Committee, chosen: Array) -> tuple[Committee, Committee, Array]:
-    """The experts on D_c ∪ D_j, D_c having left the D_j; the communication expert on D_c; and which
-    experts they are, for those that D_c left without rows are dropped."""
-    X, y = committee.XT.T, committee.y
-    own = np.ones(len(y), dtype=bool)
-    own[chosen] = False
-    bounds = zip(committee.offsets[:-1], committee.offsets[1:], strict=True)
-    parts = [np.arange(a, b)[own[a:b]] for a, b in bounds]
-    left = [j for j, part in enumerate(parts) if len(part)] or [0]
-    augmented = [np.concatenate([chosen, parts[j]]) for j in left]
-    return (
-        Committee.from_groups(X, y, augmented, committee.kernel, committee.theta),
-        Committee.from_groups(X, y, [chosen], committee.kernel, committee.theta),
-        np.array(left),
-    )

@@ -46,6 +46,22 @@ class Committee:
         offsets = np.concatenate([[0], np.cumsum([len(group) for group in groups])])
         return cls(np.ascontiguousarray(X[order].T), y[order], offsets, kernel, theta)
 
+    def with_communication(self, chosen: np.ndarray) -> tuple[Committee, Committee, np.ndarray]:
+        """For grBCM, D_c being the rows `chosen`: the experts on D_c ∪ D_j (D_c has left D_j);
+        the expert on D_c; and which experts the first are, for those left without rows drop out."""
+        X, y = self.XT.T, self.y
+        own = np.ones(len(y), dtype=bool)
+        own[chosen] = False
+        bounds = zip(self.offsets[:-1], self.offsets[1:], strict=True)
+        parts = [np.arange(a, b)[own[a:b]] for a, b in bounds]
+        left = [j for j, part in enumerate(parts) if len(part)] or [0]
+        augmented = [np.concatenate([chosen, parts[j]]) for j in left]
+        return (
+            Committee.from_groups(X, y, augmented, self.kernel, self.theta),
+            Committee.from_groups(X, y, [chosen], self.kernel, self.theta),
+            np.array(left),
+        )
+
     @property
     def n_experts(self) -> int:
         return len(self.offsets) - 1
@@ -56,7 +72,9 @@ class Committee:
 
     def __getstate__(self) -> dict[str, Any]:
         # Factors are as large as everything else squared, and quickly made again.
-        return self.__dict__ | {"_factors": None}
+        state = self.__dict__ | {"_factors": None}
+        state.pop("_tasks", None)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # joblib hands large arrays over read-only, which would be another type to compile for.
