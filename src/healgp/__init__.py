@@ -1,8 +1,16 @@
 """healgp: Gaussian processes on large data, by committees of small experts with healed weights."""
 
 from healgp import aggregation, datasets, metrics, weights
+from healgp.estimators.classifier import ExpertGPClassifier
 from healgp.estimators.regressor import ExpertGPRegressor
 
 __version__ = "0.1.0"
 
-__all__ = ["ExpertGPRegressor", "aggregation", "datasets", "metrics", "weights"]
+__all__ = [
+    "ExpertGPClassifier",
+    "ExpertGPRegressor",
+    "aggregation",
+    "datasets",
+    "metrics",
+    "weights",
+]

@@ -236,9 +236,9 @@ def _invert_small(A, a, ld, n, old):
 
 
 @_JIT
-def invert(A, m):
-    """K⁻¹ (upper triangle) from the factor U, in place: U⁻¹ first, small blocks before the halves
-    that they make up, U₁₂ ← −U₁₁⁻¹ U₁₂ U₂₂⁻¹; then U⁻¹U⁻ᵀ."""
+def invert_factor(A, m):
+    """U ← U⁻¹ in place: small blocks before the halves that they make up,
+    U₁₂ ← −U₁₁⁻¹ U₁₂ U₂₂⁻¹."""
     old = np.empty(_SMALL)
     small = _block(m)
     for start in range(0, m, small):
@@ -252,6 +252,12 @@ def invert(A, m):
             _multiply_triangle(True, half, rest, -1.0, A, start * (m + 1), corner, m)
             _multiply_triangle(False, half, rest, 1.0, A, middle * (m + 1), corner, m)
         half *= 2
+
+
+@_JIT
+def invert(A, m):
+    """K⁻¹ = U⁻¹U⁻ᵀ (upper triangle) from the factor U, in place."""
+    invert_factor(A, m)
     _dlauum(_ref(_L), _ref(np.int32(m)), _at(A, 0), _ref(np.int32(m)), _ref(np.int32(0)))
 
 

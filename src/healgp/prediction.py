@@ -17,6 +17,7 @@ from healgp.aggregation import RULES, Gaussian, Moment
 from healgp.checks import check_bool, check_number, choose
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee
+from healgp.experts.sparse import SparseCommittee
 
 Array = np.ndarray
 
@@ -114,8 +115,8 @@ class Sums:
         return cls(
             scale,
             weights.sum(axis=0),
-            np.einsum("jn,jn->n", weights, first),
-            np.einsum("jn,jn->n", weights, second),
+            np.einsum("j...,j...->...", weights, first),
+            np.einsum("j...,j...->...", weights, second),
         )
 
     def __add__(self, other: Sums) -> Sums:
@@ -157,20 +158,21 @@ def _expert_blocks(J: int) -> list[tuple[int, int]]:
 
 
 def stream(
-    committee: Committee,
+    committee: Committee | SparseCommittee,
     new: Array,
     settings: Sequence[Setting],
     prior: Prior,
     engine: LocalEngine,
     advance: Callable[[int], Any] = lambda rows: None,
 ) -> list[Gaussian]:
-    """Mean and variance [n] at the rows `new` [n, D] for every setting, asking each expert once:
-    of f for settings in f-space, of y for those in y-space. `advance` is told of rows as they are
-    done."""
+    """Mean and variance [n] (with several latent functions [n, C]) at the rows `new` [n, D] for
+    every setting, asking each expert once: of f for settings in f-space, of y for those in y-space.
+    `advance` is told of rows as they are done."""
     J, n = committee.n_experts, len(new)
     noise = committee.theta.noise_variance
     blocks = _expert_blocks(J)
-    results = [(np.empty(n), np.empty(n)) for _ in settings]
+    shape = (n, *committee.latent_shape)
+    results = [(np.empty(shape), np.empty(shape)) for _ in settings]
 
     def in_space(setting: Setting, var: Moment) -> Any:
         # y-space: the noise joins every expert's variance, and the prior's, before aggregation

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 from scipy.special import ndtri
-from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils import check_array, check_random_state
+from sklearn.base import RegressorMixin
+from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
-from tqdm import tqdm
 
-from healgp import metrics, partition, training
-from healgp.checks import check_bool, check_number, choose
-from healgp.engines.local import LocalEngine, blas_threads, effective_n_jobs
+from healgp import metrics, training
+from healgp.checks import check_number, choose
+from healgp.engines.local import LocalEngine
+from healgp.estimators.base import ExpertGP, _reporter
 from healgp.estimators.scaling import Scaling
 from healgp.experts.committee import Committee
-from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
-from healgp.prediction import Prior, Setting, stream
+from healgp.likelihoods import Gaussian, Likelihood, Poisson
+from healgp.prediction import Setting
 
 Array = np.ndarray
 
-_SETTING_NAMES = ("aggregation", "weighting", "temperature", "normalize_weights", "space")
+#: Inducing inputs of an expert for counts, where experts cannot be exact.
+_N_INDUCING = 100
 
 
-class ExpertGPRegressor(RegressorMixin, BaseEstimator):
-    """Gaussian process regression by a committee of small exact experts.
+class ExpertGPRegressor(RegressorMixin, ExpertGP):
+    """Gaussian process regression by a committee of small experts: of measurements, and of counts.
 
     The rows are divided among experts of about `points_per_expert` rows that share one kernel and
     one noise; at prediction their Gaussians are combined with weights that follow each expert's
@@ -52,14 +54,22 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         The experts' weights (see `healgp.weights`); "poe" and "bcm" always use ones.
     temperature : float, default=100.0
         Multiplies the score in the softmax: larger is sparser. In units of standardised y, so that
-        100 means the same on every data set (with standardize=False, in units of y itself).
+        100 means the same on every data set (with standardize=False, in units of y itself; for
+        counts, in units of the prior deviation of f).
     normalize_weights : bool or None, default=None
         Whether weights add up to one. None: always for "gpoe" and the barycenters and for every
         softmax, never for "ones" and "entropy" in the other rules.
     space : {"f", "y"}, default="f"
         Combine predictions of the latent function, or of noisy observations.
+    likelihood : {"gaussian", "poisson"}, default="gaussian"
+        "poisson" is for counts: y ~ Poisson(exp f), and predictions are rates.
+    n_inducing : int or None, default=None
+        None is exact experts. A number makes them sparse: each sums its rows up in that many
+        inducing inputs, which are trained (with points_per_expert=None it is one sparse
+        variational GP). For counts experts are always sparse, and None is 100.
     standardize : bool, default=True
-        Scale X and y to mean 0 and deviation 1 inside; predictions come back in the units of y.
+        Scale X and y (counts: X only) to mean 0 and deviation 1 inside; predictions come back in
+        the units of y.
     lengthscale, signal_variance, noise_variance : float, default=1.0, 1.0, 0.1
         Where training starts, in standardised units. lengthscale may be an array of one per column.
     max_iter : int, default=100
@@ -83,7 +93,8 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
     signal_variance_, noise_variance_ : float (these three in standardised units)
     alpha_ : float, with kernel="rational_quadratic"
     temperature_ : float
-    log_marginal_likelihood_ : float, the sum over experts, of standardised y
+    log_marginal_likelihood_ : float, the sum over experts, of standardised y; with exact experts
+    elbo_ : float, a lower bound of the same, with sparse experts
     n_iter_ : int
 
     Examples
@@ -99,6 +110,8 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
     (array([0.8]), array([0.1]))
     """
 
+    _setting_names = (*ExpertGP._setting_names, "space")
+
     def __init__(
         self,
         points_per_expert: int | None = 500,
@@ -110,6 +123,8 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         temperature: float = 100.0,
         normalize_weights: bool | None = None,
         space: str = "f",
+        likelihood: str = "gaussian",
+        n_inducing: int | None = None,
         standardize: bool = True,
         lengthscale: Any = 1.0,
         signal_variance: float = 1.0,
@@ -128,6 +143,8 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         self.temperature = temperature
         self.normalize_weights = normalize_weights
         self.space = space
+        self.likelihood = likelihood
+        self.n_inducing = n_inducing
         self.standardize = standardize
         self.lengthscale = lengthscale
         self.signal_variance = signal_variance
@@ -155,98 +172,97 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
             )
         y = column_or_1d(y, dtype=np.float64, warn=True)
         N, D = X.shape
+        counts = self.likelihood == "poisson"
+        if counts:
+            _check_counts(y)
         theta = self._starting_theta(D)
-        scaling = Scaling.of(X, y, self.standardize)
-        Z = scaling.inputs(X)
+        scaling = Scaling.of(X, None if counts else y, self.standardize)
+        Z, t = scaling.inputs(X), scaling.targets(y)
+        rng = self._rng()
+        labels, rows, m = self._partition(X, Z, rng)
 
-        seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
-        rng = np.random.default_rng(seed)
-        m = N if self.points_per_expert is None else min(self.points_per_expert, N)
-        with blas_threads(1):  # scikit-learn's k-means sets and restores BLAS's threads as well
-            labels = partition.labels_of(self.partition, X, Z, N // m, rng)
-        rows = partition.groups(labels)
-        committee = Committee.from_groups(Z, scaling.targets(y), rows, self.kernel, theta)
+        # All is stored at the end, so that a fit that fails leaves an earlier one as it was.
+        if self._is_sparse():
+            likelihood: Likelihood
+            # log(½ + y) is finite, and near the log of the rate
+            mean = float(y.mean()) or 0.5 / N
+            first = np.log((0.5 + y) / (0.5 + mean)) if counts else t
+            if self.max_iter > 0:
+                theta = training.train_on_targets(
+                    Z, rows, lambda r: [first[r]], self.kernel, theta, self.ard, self.max_iter,
+                    scaling.x_left, rng, self.n_jobs,
+                )  # fmt: skip
+            likelihood = Poisson(np.log(mean)) if counts else Gaussian(np.log(theta.noise_variance))
+            n_inducing = _N_INDUCING if self.n_inducing is None else self.n_inducing
+            sparse, n_iter, elbo = self._fit_sparse(
+                Z, t, rows, theta, likelihood, n_inducing, True, scaling, rng
+            )
+            if isinstance(sparse.likelihood, Poisson):  # f varies about the log of a mean
+                scaling = replace(scaling, y_center=sparse.likelihood.parameter)
+            self._store(sparse, scaling)
+            self.elbo_ = elbo
+            self.labels_, self.n_iter_ = labels, n_iter
+            if not counts:
+                self.noise_variance_ = sparse.theta.noise_variance
+            return self
+
+        committee = Committee.from_groups(Z, t, rows, self.kernel, theta)
         # The communication set of grBCM, as positions in the committee's order of rows.
         communication = np.sort(rng.choice(N, m, replace=False))
-
         with (
-            LocalEngine(self.n_jobs, committee.sizes) as engine,
+            LocalEngine(self.n_jobs, committee.work) as engine,
             self._progress("training", self.max_iter, "it") as bar,
         ):
-
-            def report(iteration: int, value: float) -> None:
-                bar.update()
-                bar.set_postfix({"log p per row": f"{value:.4f}"})
-
             found = training.train(
-                committee, self.ard, self.max_iter, scaling.x_left, scaling.y_left, engine, report
-            )
+                committee, self.ard, self.max_iter, scaling.x_left, scaling.y_left, engine,
+                _reporter(bar, "log p per row"),
+            )  # fmt: skip
             bar.total = bar.n  # converged: the bar is full
-            committee.theta = theta = found.theta
+            committee.theta = found.theta
             log_likelihood = committee.prepare(engine)
-
-        # All at once, so that a fit that fails leaves an earlier one as it was.
-        self._scaling, self._committee, self._communication = scaling, committee, communication
-        self._grbcm: tuple[Committee, Committee, Array] | None = None
-        self.labels_, self.n_experts_ = labels, len(rows)
-        self.n_iter_, self.log_marginal_likelihood_ = found.n_iter, log_likelihood
-        self.lengthscales_ = theta.lengthscales
-        self.signal_variance_ = theta.signal_variance
-        self.noise_variance_ = theta.noise_variance
-        for name in SHAPE_NAMES.values():  # those of another kernel, from an earlier fit, go
-            self.__dict__.pop(name + "_", None)
-        if self.kernel in SHAPE_NAMES:
-            setattr(self, SHAPE_NAMES[self.kernel] + "_", theta.shape)
+        self._store(committee, scaling)
+        self._communication = communication
+        self.labels_, self.n_iter_ = labels, found.n_iter
+        self.log_marginal_likelihood_ = log_likelihood
+        self.noise_variance_ = found.theta.noise_variance
         return self
 
     def _check_parameters(self) -> None:
-        if self.points_per_expert is not None:
-            check_number("points_per_expert", self.points_per_expert, 1, integer=True)
-        partition.check(self.partition)
-        choose("kernel", self.kernel, tuple(KERNELS))
-        check_bool("ard", self.ard)
-        check_bool("standardize", self.standardize)
-        self._setting({})
-        for name in ("signal_variance", "noise_variance"):
-            check_number(name, getattr(self, name), 0, positive=True)
-        check_number("max_iter", self.max_iter, 0, integer=True)
-        effective_n_jobs(self.n_jobs)
+        choose("likelihood", self.likelihood, ("gaussian", "poisson"))
+        self._check_shared()
+        check_number("noise_variance", self.noise_variance, 0, positive=True)
 
-    def _starting_theta(self, D: int) -> Hyperparameters:
-        try:
-            lengthscales = np.asarray(self.lengthscale, dtype=float)
-        except (TypeError, ValueError):
-            lengthscales = np.array(np.nan)
-        if lengthscales.ndim > 1 or lengthscales.size not in (1, D):
+    def _setting(self, changes: Mapping[str, Any]) -> Setting:
+        setting = super()._setting(changes)
+        if setting.space == "y" and self.likelihood != "gaussian":
             raise ValueError(
-                f"lengthscale has {lengthscales.size} values; give one number, or one for each of "
-                f"the {D} columns of X."
+                f"space='y' combines predictions of noisy y, which are Gaussian; with likelihood="
+                f"{self.likelihood!r} they are not. Use space='f'."
             )
-        if not (np.isfinite(lengthscales).all() and (lengthscales > 0).all()):
-            raise ValueError(f"lengthscale={self.lengthscale!r} must be finite and above 0.")
-        if not self.ard and len(np.unique(lengthscales)) > 1:
-            raise ValueError("With ard=False lengthscale must be one number.")
-        return Hyperparameters(
-            np.broadcast_to(lengthscales, (D,)).copy(),
-            float(self.signal_variance),
-            float(self.noise_variance),
-        )
+        return setting
 
-    def _progress(self, what: str, total: int, unit: str) -> tqdm:
-        return tqdm(total=total, desc=what, unit=unit, disable=not self.verbose)
+    def _is_sparse(self) -> bool:
+        return self.n_inducing is not None or self.likelihood != "gaussian"
 
     # ---- prediction ------------------------------------------------------------------------
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
-        """Mean of y at the rows of X [n, D], and its standard deviation with the noise included."""
+        """Mean of y at the rows of X [n, D] (of counts, the rate), and its standard deviation, noise
+        included."""
         mean, std = self.predict_many(X, [{}])[0]
         return (mean, std) if return_std else mean
 
     def predict_interval(self, X: Any, coverage: float = 0.95) -> tuple[Array, Array]:
-        """Bounds (lower, upper) of the central interval that holds y with the given probability."""
+        """Bounds (lower, upper) of the central interval that holds y with the given probability (of
+        counts, at least that)."""
         check_number("coverage", coverage, 0, positive=True)
         if coverage >= 1:
             raise ValueError(f"coverage={coverage!r} must be below 1; for 95 % it is 0.95.")
+        poisson = self._poisson()
+        if poisson is not None:
+            latent = self._latent(X, [{}])[1][0]
+            tail = 0.5 * (1.0 - coverage)
+            return poisson.quantile(tail, *latent), poisson.quantile(1.0 - tail, *latent)
         mean, std = self.predict_many(X, [{}])[0]
         half = ndtri((1.0 + coverage) / 2.0) * std
         return mean - half, mean + half
@@ -259,14 +275,18 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         Each setting is a dict over aggregation, weighting, temperature, normalize_weights and
         space; what it leaves out is as in the estimator. Returns one (mean, std) per setting.
         """
-        results = []
+        poisson, results = self._poisson(), []
         for setting, (mean, var) in zip(*self._latent(X, settings), strict=True):
+            if poisson is not None:
+                results.append((poisson.rate(mean, var), np.sqrt(poisson.variance(mean, var))))
+                continue
             noise = self._committee.theta.noise_variance if setting.space == "f" else 0.0
             results.append((self._scaling.mean(mean), self._scaling.std(var + noise)))
         return results
 
     def predict_f(self, X: Any) -> tuple[Array, Array]:
-        """Mean and variance of the latent function, in the units of y (and their square)."""
+        """Mean and variance of the latent function, in the units of y (and their square); of
+        counts, of the logarithm of the rate."""
         check_is_fitted(self)
         if self.space == "y":
             raise ValueError(
@@ -277,108 +297,35 @@ class ExpertGPRegressor(RegressorMixin, BaseEstimator):
         return self._scaling.mean(mean), self._scaling.var(var)
 
     def log_predictive_density(self, X: Any, y: Any) -> Array:
-        """log p(y_i | x_i) of each row, of y in its own units."""
+        """log p(y_i | x_i) of each row, of y in its own units (of counts, a probability)."""
+        poisson = self._poisson()
+        if poisson is not None:
+            latent = self._latent(X, [{}])[1][0]
+            y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+            if y.shape != latent[0].shape:
+                raise ValueError(f"y has shape {y.shape}, but its predictions {latent[0].shape}.")
+            _check_counts(y)
+            return poisson.log_density(y, *latent)
         mean, std = self.predict_many(X, [{}])[0]
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         return metrics.log_density(y, mean, std)
 
-    def expert_moments(self, X: Any) -> tuple[Array, Array]:
-        """Latent mean and variance [J, n] of each expert, in the units of y: for a look at a modest
-        number of rows."""
-        new = self._new_rows(X)
-        mean, var = self._moments(self._committee, new)
-        return self._scaling.mean(mean), self._scaling.var(var)
-
-    def expert_weights(self, X: Any) -> Array:
-        """Weight [J, n] of each expert at each row under the estimator's setting: for a look at a
-        modest number of rows."""
-        new, setting = self._new_rows(X), self._setting({})
-        committee, prior = self._committee_and_prior(setting.aggregation, new)
-        mean, var = self._moments(committee, new)
-        noise = committee.theta.noise_variance if setting.space == "y" else 0.0
-        weights = setting.weights(mean, var + noise, prior.mean, prior.var + noise)
-        if setting.aggregation == "grbcm" and self._grbcm is not None:
-            # An expert whose rows all went into D_c has no say.
-            everyone = np.zeros((self.n_experts_, len(new)))
-            everyone[self._grbcm[2]] = weights
-            return everyone
-        return weights
-
-    @property
-    def temperature_(self) -> float:
-        """The temperature that `predict` uses."""
+    def _poisson(self) -> Poisson | None:
+        """The likelihood of a model of counts."""
         check_is_fitted(self)
-        return float(self.temperature)
+        likelihood = getattr(self._committee, "likelihood", None)
+        return likelihood if isinstance(likelihood, Poisson) else None
 
-    def _setting(self, changes: Mapping[str, Any]) -> Setting:
-        unknown = set(changes) - set(_SETTING_NAMES)
-        if unknown:
-            raise ValueError(
-                f"A setting has {', '.join(sorted(map(repr, unknown)))}; it may have: "
-                f"{', '.join(_SETTING_NAMES)}."
-            )
-        return Setting(**({name: getattr(self, name) for name in _SETTING_NAMES} | dict(changes)))
 
-    def _new_rows(self, X: Any) -> Array:
-        check_is_fitted(self)
-        return self._scaling.inputs(
-            validate_data(self, X, reset=False, dtype=np.float64, order="C")
+def _check_counts(y: Array) -> None:
+    if (y < 0).any():
+        raise ValueError(
+            f"y has negative values (the smallest is {y.min():g}), and likelihood='poisson' is for "
+            "counts: 0, 1, 2, …"
         )
-
-    def _latent(
-        self, X: Any, settings: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[Setting], list[tuple[Array, Array]]]:
-        """The settings in full, and mean and variance for each, in standardised units."""
-        new = self._new_rows(X)
-        if isinstance(settings, Mapping):
-            raise ValueError("settings must be a list of dicts; for one setting, a list of one.")
-        chosen = [self._setting(changes) for changes in settings]
-        results: list[Any] = [None] * len(chosen)
-        for is_grbcm in (False, True):
-            here = [i for i, s in enumerate(chosen) if (s.aggregation == "grbcm") == is_grbcm]
-            if not here:
-                continue
-            committee, prior = self._committee_and_prior("grbcm" if is_grbcm else "", new)
-            for i, result in zip(
-                here, self._stream(committee, new, [chosen[i] for i in here], prior), strict=True
-            ):
-                results[i] = result
-        return chosen, results
-
-    def _stream(
-        self, committee: Committee, new: Array, settings: list[Setting], prior: Prior
-    ) -> list[tuple[Array, Array]]:
-        with (
-            LocalEngine(self.n_jobs, committee.sizes) as engine,
-            self._progress("predicting", len(new), "row") as bar,
-        ):
-            committee.prepare_once(engine)
-            return stream(committee, new, settings, prior, engine, bar.update)
-
-    def _moments(self, committee: Committee, new: Array) -> tuple[Array, Array]:
-        with LocalEngine(self.n_jobs, committee.sizes) as engine:
-            committee.prepare_once(engine)
-            blocks = engine.map(
-                lambda j: committee.moments(new, j, j + 1, engine), range(committee.n_experts)
-            )
-            means, variances = zip(*blocks, strict=True)
-        return np.concatenate(means), np.concatenate(variances)
-
-    def _committee_and_prior(self, aggregation: str, new: Array) -> tuple[Committee, Prior]:
-        """The experts to ask and what they fall back to: for grBCM, experts that know the
-        communication set as well, and the communication expert."""
-        if aggregation != "grbcm":
-            return self._committee, Prior(0.0, self._committee.theta.signal_variance)
-        if self._grbcm is None:
-            self._grbcm = self._committee.with_communication(self._communication)
-        augmented, communication, _ = self._grbcm
-        setting = Setting("poe", "ones", 0.0, None, "f")  # one expert's product is the expert
-        mean, var = self._stream(communication, new, [setting], Prior(0.0, 1.0))[0]
-        return augmented, Prior(mean, var)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_committee")
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        return state | {"_grbcm": None} if "_grbcm" in state else state
+    wrong = np.flatnonzero(y != np.floor(y))
+    if len(wrong):
+        raise ValueError(
+            f"y has fractional values (y[{wrong[0]}] is {y[wrong[0]]:g}), and likelihood='poisson' "
+            "is for counts: 0, 1, 2, … For rates, use likelihood='gaussian'."
+        )

@@ -22,10 +22,13 @@ class Scaling:
     y_left: float
 
     @classmethod
-    def of(cls, X: Array, y: Array, standardize: bool) -> Scaling:
+    def of(cls, X: Array, y: Array | None, standardize: bool) -> Scaling:
+        """Of X and y; y=None stands for targets that are left as they are, counts or classes."""
         with np.errstate(over="ignore", invalid="ignore"):
             x_center, x_scale = center_and_scale(X)
-            y_center, y_scale = (float(v) for v in center_and_scale(y))
+            y_center, y_scale = 0.0, 1.0
+            if y is not None:
+                y_center, y_scale = (float(v) for v in center_and_scale(y))
         for name, center, scale in (("X", x_center, x_scale), ("y", y_center, y_scale)):
             if np.isinf(scale).any() or not np.isfinite(center).all():
                 raise ValueError(f"The values of {name} are too large: their spread overflows.")

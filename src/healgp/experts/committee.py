@@ -70,6 +70,15 @@ class Committee:
     def sizes(self) -> np.ndarray:
         return np.diff(self.offsets)
 
+    @property
+    def work(self) -> np.ndarray:
+        """One size for each piece that a thread can take, for the engine."""
+        return self.sizes
+
+    #: There is one latent function, in the units of y.
+    latent_shape = ()
+    unit = 1.0
+
     def __getstate__(self) -> dict[str, Any]:
         # Factors are as large as everything else squared, and quickly made again.
         state = self.__dict__ | {"_factors": None}

@@ -1,0 +1,259 @@
+"""What both estimators share: the parameters' checks, the partition, the settings, and the way from
+new rows to aggregated latent functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from tqdm import tqdm
+
+from healgp import partition, training
+from healgp.checks import check_bool, check_number, choose
+from healgp.engines.local import LocalEngine, blas_threads, effective_n_jobs
+from healgp.estimators.scaling import Scaling
+from healgp.experts.committee import Committee
+from healgp.experts.sparse import SparseCommittee
+from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
+from healgp.likelihoods import Likelihood
+from healgp.prediction import Prior, Setting, stream
+
+Array = np.ndarray
+
+
+class ExpertGP(BaseEstimator):
+    """The common part of `ExpertGPRegressor` and `ExpertGPClassifier`."""
+
+    #: What a setting of `predict_many` may change.
+    _setting_names: tuple[str, ...] = ("aggregation", "weighting", "temperature",
+                                       "normalize_weights")  # fmt: skip
+
+    # ---- fitting ---------------------------------------------------------------------------
+
+    def _check_shared(self) -> None:
+        if self.points_per_expert is not None:
+            check_number("points_per_expert", self.points_per_expert, 1, integer=True)
+        if self.n_inducing is not None:
+            check_number("n_inducing", self.n_inducing, 1, integer=True)
+        partition.check(self.partition)
+        choose("kernel", self.kernel, tuple(KERNELS))
+        check_bool("ard", self.ard)
+        check_bool("standardize", self.standardize)
+        self._setting({})
+        check_number("signal_variance", self.signal_variance, 0, positive=True)
+        check_number("max_iter", self.max_iter, 0, integer=True)
+        effective_n_jobs(self.n_jobs)
+
+    def _rng(self) -> np.random.Generator:
+        seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
+        return np.random.default_rng(seed)
+
+    def _partition(
+        self, X: Array, Z: Array, rng: np.random.Generator
+    ) -> tuple[Array, list[Array], int]:
+        """Labels, the rows of each expert, and how many rows an expert was to have."""
+        N = len(X)
+        m = N if self.points_per_expert is None else min(self.points_per_expert, N)
+        with blas_threads(1):  # scikit-learn's k-means sets and restores BLAS's threads as well
+            labels = partition.labels_of(self.partition, X, Z, N // m, rng)
+        return labels, partition.groups(labels), m
+
+    def _starting_theta(self, D: int) -> Hyperparameters:
+        try:
+            lengthscales = np.asarray(self.lengthscale, dtype=float)
+        except (TypeError, ValueError):
+            lengthscales = np.array(np.nan)
+        if lengthscales.ndim > 1 or lengthscales.size not in (1, D):
+            raise ValueError(
+                f"lengthscale has {lengthscales.size} values; give one number, or one for each of "
+                f"the {D} columns of X."
+            )
+        if not (np.isfinite(lengthscales).all() and (lengthscales > 0).all()):
+            raise ValueError(f"lengthscale={self.lengthscale!r} must be finite and above 0.")
+        if not self.ard and len(np.unique(lengthscales)) > 1:
+            raise ValueError("With ard=False lengthscale must be one number.")
+        return Hyperparameters(
+            np.broadcast_to(lengthscales, (D,)).copy(),
+            float(self.signal_variance),
+            float(getattr(self, "noise_variance", 0.1)),
+        )
+
+    def _fit_sparse(
+        self, Z: Array, y: Array, rows: list[Array], theta: Hyperparameters,
+        likelihood: Likelihood, n_inducing: int, with_kernel: bool, scaling: Scaling,
+        rng: np.random.Generator,
+    ) -> tuple[SparseCommittee, int, float]:  # fmt: skip
+        """A committee of sparse experts, trained; the number of iterations; and its ELBO."""
+        pieces = np.ones(max(len(rows), len(y) // 100))
+        with LocalEngine(self.n_jobs, pieces) as engine:
+            committee = SparseCommittee.from_groups(
+                Z, y, rows, self.kernel, theta, likelihood, n_inducing, rng, engine
+            )
+            if not with_kernel and self.max_iter > 0:
+                committee.theta = training.choose_signal(committee, rng, engine)
+            limit = max(training.TRAINING_SITES // likelihood.n_latent, 10 * n_inducing)
+            trained = committee
+            if committee.sizes.max() > limit:
+                trained = committee.sample(limit, np.arange(committee.n_experts), rng)
+            with self._progress("training", self.max_iter, "it") as bar:
+                n_iter = training.train_sparse(
+                    trained, with_kernel, self.ard, self.max_iter, scaling.x_left, scaling.y_left,
+                    engine, _reporter(bar, "ELBO per row"),
+                )  # fmt: skip
+                bar.total = bar.n
+            committee.theta, committee.likelihood = trained.theta, trained.likelihood
+            committee.Z = trained.Z
+            elbo = committee.prepare(engine)
+        return committee, n_iter, elbo
+
+    def _store(self, committee: Committee | SparseCommittee, scaling: Scaling) -> None:
+        """What both estimators keep of a fit."""
+        theta = committee.theta
+        self._scaling, self._committee = scaling, committee
+        self._communication: Array | None = None
+        self._grbcm: tuple[Committee, Committee, Array] | None = None
+        self.n_experts_ = committee.n_experts
+        self.lengthscales_ = theta.lengthscales
+        self.signal_variance_ = theta.signal_variance
+        for name in ("log_marginal_likelihood_", "elbo_", "noise_variance_", "alpha_"):
+            self.__dict__.pop(name, None)  # those of an earlier fit go
+        if self.kernel in SHAPE_NAMES:
+            setattr(self, SHAPE_NAMES[self.kernel] + "_", theta.shape)
+
+    def _progress(self, what: str, total: int, unit: str) -> tqdm:
+        return tqdm(total=total, desc=what, unit=unit, disable=not self.verbose)
+
+    # ---- prediction ------------------------------------------------------------------------
+
+    def expert_moments(self, X: Any) -> tuple[Array, Array]:
+        """Latent mean and variance of each expert at each row, [J, n], with a last axis for the
+        latent functions where there are several: for a look at a modest number of rows. Of a
+        Gaussian likelihood they are in the units of y."""
+        new = self._new_rows(X)
+        mean, var = self._moments(self._committee, new)
+        unit = self._committee.unit
+        return self._scaling.mean(unit * mean), self._scaling.var(unit**2 * var)
+
+    def expert_weights(self, X: Any) -> Array:
+        """Weight [J, n] of each expert at each row under the estimator's setting: for a look at a
+        modest number of rows."""
+        new, setting = self._new_rows(X), self._setting({})
+        committee, prior = self._committee_and_prior(setting.aggregation, new)
+        mean, var = self._moments(committee, new)
+        noise = committee.theta.noise_variance if setting.space == "y" else 0.0
+        weights = setting.weights(mean, var + noise, prior.mean, prior.var + noise)
+        if setting.aggregation == "grbcm" and self._grbcm is not None:
+            # An expert whose rows all went into D_c has no say.
+            everyone = np.zeros((self.n_experts_, len(new)))
+            everyone[self._grbcm[2]] = weights
+            return everyone
+        return weights
+
+    @property
+    def temperature_(self) -> float:
+        """The temperature that `predict` uses."""
+        check_is_fitted(self)
+        return float(self.temperature)
+
+    def _setting(self, changes: Mapping[str, Any]) -> Setting:
+        names = self._setting_names
+        unknown = set(changes) - set(names)
+        if unknown:
+            raise ValueError(
+                f"A setting has {', '.join(sorted(map(repr, unknown)))}; it may have: "
+                f"{', '.join(names)}."
+            )
+        setting = Setting(
+            **({"space": "f"} | {name: getattr(self, name) for name in names} | dict(changes))
+        )
+        if setting.aggregation == "grbcm" and self._is_sparse():
+            raise ValueError(
+                "aggregation='grbcm' conditions every expert on the communication set as well, "
+                "which needs exact experts. Choose another rule, or for a Gaussian likelihood "
+                "n_inducing=None."
+            )
+        return setting
+
+    def _new_rows(self, X: Any) -> Array:
+        check_is_fitted(self)
+        return self._scaling.inputs(
+            validate_data(self, X, reset=False, dtype=np.float64, order="C")
+        )
+
+    def _latent(
+        self, X: Any, settings: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[Setting], list[tuple[Array, Array]]]:
+        """The settings in full, and mean and variance for each, in standardised units: [n], with
+        several latent functions [n, C]."""
+        new = self._new_rows(X)
+        if isinstance(settings, Mapping):
+            raise ValueError("settings must be a list of dicts; for one setting, a list of one.")
+        chosen = [self._setting(changes) for changes in settings]
+        results: list[Any] = [None] * len(chosen)
+        for is_grbcm in (False, True):
+            here = [i for i, s in enumerate(chosen) if (s.aggregation == "grbcm") == is_grbcm]
+            if not here:
+                continue
+            committee, prior = self._committee_and_prior("grbcm" if is_grbcm else "", new)
+            for i, result in zip(
+                here, self._stream(committee, new, [chosen[i] for i in here], prior), strict=True
+            ):
+                results[i] = result
+        unit = self._committee.unit
+        return chosen, [(unit * mean, unit**2 * var) for mean, var in results]
+
+    def _stream(
+        self, committee: Committee | SparseCommittee, new: Array, settings: list[Setting],
+        prior: Prior,
+    ) -> list[tuple[Array, Array]]:  # fmt: skip
+        with (
+            LocalEngine(self.n_jobs, committee.work) as engine,
+            self._progress("predicting", len(new), "row") as bar,
+        ):
+            committee.prepare_once(engine)
+            return stream(committee, new, settings, prior, engine, bar.update)
+
+    def _moments(self, committee: Committee | SparseCommittee, new: Array) -> tuple[Array, Array]:
+        with LocalEngine(self.n_jobs, committee.work) as engine:
+            committee.prepare_once(engine)
+            blocks = engine.map(
+                lambda j: committee.moments(new, j, j + 1, engine), range(committee.n_experts)
+            )
+            means, variances = zip(*blocks, strict=True)
+        return np.concatenate(means), np.concatenate(variances)
+
+    def _committee_and_prior(
+        self, aggregation: str, new: Array
+    ) -> tuple[Committee | SparseCommittee, Prior]:
+        """The experts to ask and what they fall back to: for grBCM, experts that know the
+        communication set as well, and the communication expert."""
+        if aggregation != "grbcm":
+            committee = self._committee
+            return committee, Prior(0.0, committee.theta.signal_variance / committee.unit**2)
+        if self._grbcm is None:
+            if not isinstance(self._committee, Committee) or self._communication is None:
+                raise ValueError("The model was fitted with sparse experts; fit it again.")
+            self._grbcm = self._committee.with_communication(self._communication)
+        augmented, communication, _ = self._grbcm
+        setting = Setting("poe", "ones", 0.0, None, "f")  # one expert's product is the expert
+        mean, var = self._stream(communication, new, [setting], Prior(0.0, 1.0))[0]
+        return augmented, Prior(mean, var)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_committee")
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        return state | {"_grbcm": None} if "_grbcm" in state else state
+
+
+def _reporter(bar: tqdm, what: str) -> training.Report:
+    def report(iteration: int, value: float) -> None:
+        bar.update()
+        bar.set_postfix({what: f"{value:.4f}"})
+
+    return report

@@ -1,0 +1,235 @@
+"""ExpertGPClassifier: validates, wires the parts together, stores what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from healgp import training
+from healgp.checks import choose
+from healgp.estimators.base import ExpertGP
+from healgp.estimators.scaling import Scaling
+from healgp.likelihoods import Bernoulli, Classification, RobustMax, Softmax
+
+Array = np.ndarray
+
+
+class ExpertGPClassifier(ClassifierMixin, ExpertGP):
+    """Gaussian process classification by a committee of small sparse variational experts.
+
+    The rows are divided among experts of about `points_per_expert` rows that share one kernel. Each
+    has a latent function per class (one in all for two classes) and a Gaussian approximation of its
+    posterior. The latent functions are combined with weights that follow each expert's confidence
+    at the row, and turned into probabilities last.
+
+    Parameters
+    ----------
+    points_per_expert : int or None, default=500
+        There are int(N / points_per_expert) experts, at least one. None is one expert for all rows:
+        a sparse variational GP, whose inducing inputs are trained on a sample of the rows and whose
+        posterior is found from all of them.
+    n_inducing : int, default=100
+        Inducing inputs of each expert, at most its number of rows; chosen greedily, then trained.
+    partition : {"kmeans", "random", "balanced"}, array of labels or callable, default="kmeans"
+        Which rows go together. An array has one label per row; a callable gets
+        (X, n_experts, rng) and returns labels.
+    kernel : {"rbf", "matern12", "matern32", "matern52", "rational_quadratic"}, default="rbf"
+    ard : bool, default=True
+        A lengthscale of its own for every column; otherwise one for all.
+    aggregation : {"poe", "gpoe", "bcm", "rbcm", "barycenter", "wasserstein"}, default="gpoe"
+        The rule that combines the experts (see `healgp.aggregation`), for each latent function.
+    weighting : {"ones", "uniform", "entropy", "softmax_variance", "softmax_entropy", \
+            "softmax_wasserstein"}, default="softmax_variance"
+        The experts' weights (see `healgp.weights`); "poe" and "bcm" always use ones.
+    temperature : float, default=30.0
+        Multiplies the score in the softmax: larger is sparser. In units of the prior deviation of
+        the latent functions.
+    normalize_weights : bool or None, default=None
+        Whether weights add up to one. None: always for "gpoe" and the barycenters and for every
+        softmax, never for "ones" and "entropy" in the other rules.
+    likelihood : {"auto", "bernoulli", "softmax", "robustmax"}, default="auto"
+        "auto" is "bernoulli" (probit) for two classes and "softmax" for more. "robustmax" takes
+        the class with the largest latent function, but for one label in a thousand.
+    standardize : bool, default=True
+        Scale X to mean 0 and deviation 1 inside.
+    lengthscale, signal_variance : float, default=1.0, 1.0
+        Where training starts, in standardised units. lengthscale may be an array of one per column.
+    max_iter : int, default=100
+        Most iterations of L-BFGS-B for the kernel, and again for the inducing inputs. 0 keeps the
+        starting values.
+    n_jobs : int or None, default=None
+        Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
+        depend on it.
+    random_state : int, RandomState or None, default=None
+        Decides the partition, and the rows that the kernel is found on.
+    verbose : int, default=0
+        1 shows progress bars.
+
+    Attributes
+    ----------
+    classes_ : array of the labels, sorted
+    n_experts_ : int
+    labels_ : array [N], the expert of each training row
+    lengthscales_ : array [D], in standardised units
+    signal_variance_ : float, of the latent functions
+    alpha_ : float, with kernel="rational_quadratic"
+    temperature_ : float
+    elbo_ : float, the sum over experts of the lower bound of log p(y)
+    n_iter_ : int
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from healgp import ExpertGPClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = ExpertGPClassifier(random_state=0).fit(X[::2], y[::2])
+    >>> model.score(X[1::2], y[1::2]) > 0.93
+    True
+    """
+
+    def __init__(
+        self,
+        points_per_expert: int | None = 500,
+        n_inducing: int = 100,
+        partition: Any = "kmeans",
+        kernel: str = "rbf",
+        ard: bool = True,
+        aggregation: str = "gpoe",
+        weighting: str = "softmax_variance",
+        temperature: float = 30.0,
+        normalize_weights: bool | None = None,
+        likelihood: str = "auto",
+        standardize: bool = True,
+        lengthscale: Any = 1.0,
+        signal_variance: float = 1.0,
+        max_iter: int = 100,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.points_per_expert = points_per_expert
+        self.n_inducing = n_inducing
+        self.partition = partition
+        self.kernel = kernel
+        self.ard = ard
+        self.aggregation = aggregation
+        self.weighting = weighting
+        self.temperature = temperature
+        self.normalize_weights = normalize_weights
+        self.likelihood = likelihood
+        self.standardize = standardize
+        self.lengthscale = lengthscale
+        self.signal_variance = signal_variance
+        self.max_iter = max_iter
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Divides the rows, finds kernel, inducing inputs and every expert's posterior.
+
+        X is [N, D] and finite, y is [N] with labels of any type. Ctrl-C ends training with the best
+        so far.
+        """
+        choose("likelihood", self.likelihood, ("auto", "bernoulli", "softmax", "robustmax"))
+        if self.n_inducing is None:
+            raise ValueError("n_inducing=None: classes need sparse experts; give a number.")
+        self._check_shared()
+        X, y = validate_data(self, X, y, dtype=np.float64, order="C")
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        classes, y = np.unique(y, return_inverse=True)
+        likelihood = self._likelihood(len(classes), classes)
+        theta = self._starting_theta(X.shape[1])
+        scaling = Scaling.of(X, None, self.standardize)
+        Z, rng = scaling.inputs(X), self._rng()
+        labels, rows, _ = self._partition(X, Z, rng)
+
+        if self.max_iter > 0:
+            means = np.bincount(y) / len(y)
+
+            def indicators(r: Array) -> list[Array]:
+                present = np.unique(y[r]) if len(classes) > 2 else [0]
+                return [(y[r] == c) - means[c] for c in present]
+
+            found = training.train_on_targets(
+                Z, rows, indicators, self.kernel, theta, self.ard, self.max_iter, scaling.x_left,
+                rng, self.n_jobs,
+            )  # fmt: skip
+            theta = replace(found, signal_variance=theta.signal_variance)
+        committee, n_iter, elbo = self._fit_sparse(
+            Z, y.astype(float), rows, theta, likelihood, self.n_inducing, False, scaling, rng
+        )
+        self._store(committee, scaling)
+        self.classes_, self.elbo_ = classes, elbo
+        self.labels_, self.n_iter_ = labels, n_iter
+        return self
+
+    def _likelihood(self, n_classes: int, classes: Array) -> Classification:
+        if n_classes < 2:
+            raise ValueError(
+                f"y has one class only ({classes[0]!r}); a classifier needs at least two classes."
+            )
+        name = self.likelihood
+        if name == "auto":
+            name = "bernoulli" if n_classes == 2 else "softmax"
+        if name == "bernoulli" and n_classes > 2:
+            raise ValueError(
+                f"likelihood='bernoulli' is for two classes, and y has {n_classes}. Use 'auto', "
+                "'softmax' or 'robustmax'."
+            )
+        kind = {"bernoulli": Bernoulli, "softmax": Softmax, "robustmax": RobustMax}[name]
+        return kind(n_classes=n_classes)
+
+    def _is_sparse(self) -> bool:
+        return True
+
+    def predict(self, X: Any) -> Array:
+        """The most probable class of each row of X [n, D]."""
+        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities [n, n_classes], in the order of `classes_`."""
+        return self.predict_many(X, [{}])[0]
+
+    def predict_many(self, X: Any, settings: Sequence[Mapping[str, Any]]) -> list[Array]:
+        """`predict_proba(X)` under several settings, asking every expert only once.
+
+        Each setting is a dict over aggregation, weighting, temperature and normalize_weights; what
+        it leaves out is as in the estimator.
+        """
+        return [self._probabilities(*latent) for latent in self._latent(X, settings)[1]]
+
+    def predict_f(self, X: Any) -> tuple[Array, Array]:
+        """Mean and variance of the latent functions, [n, n_classes]; with two classes and the
+        bernoulli likelihood [n], of the one that speaks for the second class."""
+        return self._latent(X, [{}])[1][0]
+
+    def log_predictive_density(self, X: Any, y: Any) -> Array:
+        """log p(y_i | x_i) of each row, y being labels."""
+        p = self.predict_proba(X)
+        y = column_or_1d(y)
+        if len(y) != len(p):
+            raise ValueError(f"y has {len(y)} labels, but X has {len(p)} rows.")
+        where = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
+        unknown = np.flatnonzero(self.classes_[where] != y)
+        if len(unknown):
+            raise ValueError(
+                f"y has the label {y[unknown[0]]!r}, which was not among those that the model was "
+                f"fitted with."
+            )
+        return np.log(np.maximum(p[np.arange(len(p)), where], 1e-300))
+
+    def _probabilities(self, mean: Array, var: Array) -> Array:
+        check_is_fitted(self)
+        likelihood = getattr(self._committee, "likelihood", None)
+        assert isinstance(likelihood, Classification)
+        shape = (len(mean), likelihood.n_latent)
+        p = likelihood.probabilities(mean.reshape(shape), var.reshape(shape))
+        return p / p.sum(axis=1, keepdims=True)

@@ -1,0 +1,250 @@
+"""Sparse variational experts together: their rows, inducing inputs, sites, and the shared θ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from healgp.engines.local import LocalEngine
+from healgp.experts.committee import FACTOR_BYTES, ExpertError
+from healgp.experts.variational import (
+    Expert,
+    Frame,
+    Posterior,
+    Sites,
+    block_rows,
+    choose_inducing,
+)
+from healgp.kernels import Hyperparameters
+from healgp.likelihoods import Gaussian, Likelihood
+
+Array = np.ndarray
+
+#: Gain of the ELBO per row at which natural-gradient steps end, and their number at most: while
+#: kernel and inducing inputs are still moving, and for the model.
+_TRAINING_STEPS, _FINAL_STEPS = (1e-4, 10), (1e-6, 50)
+
+#: Rows that inducing inputs are chosen among, at least; twenty for each of them if that is more.
+_CHOICE = 10_000
+
+
+@dataclass
+class SparseCommittee:
+    """J sparse experts with one θ and one likelihood. Expert j owns the rows
+    offsets[j]:offsets[j + 1] of X and the inducing inputs z_offsets[j]:z_offsets[j + 1] of Z."""
+
+    X: Array  # [N, D]
+    y: Array  # [N]
+    offsets: Array  # [J + 1]
+    kernel: str
+    theta: Hyperparameters
+    likelihood: Likelihood
+    Z: Array  # [ΣM, D]
+    z_offsets: Array  # [J + 1]
+    sites: Sites  # [N, C] each
+    _states: list[tuple[Frame, Posterior] | None] = field(default_factory=list, repr=False)
+
+    @classmethod
+    def from_groups(
+        cls, X: Array, y: Array, groups: list[Array], kernel: str, theta: Hyperparameters,
+        likelihood: Likelihood, n_inducing: int, rng: np.random.Generator, engine: LocalEngine,
+    ) -> SparseCommittee:  # fmt: skip
+        """Experts whose rows are X[groups[0]], X[groups[1]], …, with up to `n_inducing` inducing
+        inputs each, chosen greedily under θ."""
+        limit = max(_CHOICE, 20 * n_inducing)
+        among = [g if len(g) <= limit else rng.choice(g, limit, replace=False) for g in groups]
+        Z = list(engine.map(lambda g: choose_inducing(kernel, theta, X[g], n_inducing), among))
+        order = np.concatenate(groups)
+        return cls(
+            X[order], y[order], _offsets(groups), kernel, theta, likelihood,
+            np.concatenate(Z), _offsets(Z), Sites.silent(len(order), likelihood.n_latent),
+        )  # fmt: skip
+
+    def sample(self, limit: int, experts: Array, rng: np.random.Generator) -> SparseCommittee:
+        """Some of the experts, on at most `limit` rows each."""
+        rows, Z = [], []
+        for j in experts:
+            own = np.arange(self.offsets[j], self.offsets[j + 1])
+            rows.append(own if len(own) <= limit else np.sort(rng.choice(own, limit, False)))
+            Z.append(self._inducing(self.Z, j))
+        order = np.concatenate(rows)
+        return replace(
+            self, X=self.X[order], y=self.y[order], offsets=_offsets(rows), Z=np.concatenate(Z),
+            z_offsets=_offsets(Z), sites=self.sites[order], _states=[],
+        )  # fmt: skip
+
+    @property
+    def n_experts(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Array:
+        return np.diff(self.offsets)
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """Beyond the rows, the shape of the latent functions: empty when there is one."""
+        C = self.likelihood.n_latent
+        return () if C == 1 else (C,)
+
+    @property
+    def unit(self) -> float:
+        """What the latent functions are measured in by `moments`: y's own units when they are those
+        of f, otherwise the prior's deviation."""
+        if isinstance(self.likelihood, Gaussian):
+            return 1.0
+        return float(np.sqrt(self.theta.signal_variance))
+
+    @property
+    def work(self) -> Array:
+        """One size for each piece that a thread can take, for the engine."""
+        M = int(np.diff(self.z_offsets).max())
+        rows = block_rows(M, self.likelihood.n_latent)
+        return np.minimum(np.full(max(self.n_experts, len(self.y) // rows + 1), rows), 1000)
+
+    def _kept(self) -> Array:
+        """Which experts' posteriors are kept in memory."""
+        squares = np.diff(self.z_offsets).astype(np.int64) ** 2
+        return np.cumsum((self.likelihood.n_latent + 1) * squares * 8) <= FACTOR_BYTES
+
+    def _inducing(self, Z: Array, j: int) -> Array:
+        return Z[self.z_offsets[j] : self.z_offsets[j + 1]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_states": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # joblib hands large arrays over read-only, which would be another type to compile for
+        for name in ("X", "y", "offsets", "Z", "z_offsets"):
+            state[name] = np.require(state[name], requirements=["C", "W"])
+        self.__dict__.update(state)
+
+    def _each(
+        self, function: Callable[[int, Any], Any], engine: LocalEngine, experts: Any = None
+    ) -> Iterator[Any]:
+        """function(j, map over blocks) for every expert in order: threads share the experts, or
+        with few of them the blocks of rows."""
+        experts = range(self.n_experts) if experts is None else experts
+        if self.n_experts >= 2 * engine.n_threads:
+            return engine.map(lambda j: function(j, map), experts)
+        return (function(j, engine.map) for j in experts)
+
+    def _expert(
+        self, j: int, theta: Hyperparameters, likelihood: Likelihood, Z: Array, blocks_map: Any
+    ) -> Expert:
+        frame = Frame.of(self.kernel, theta, self._inducing(Z, j))
+        if frame is None:
+            raise ExpertError(
+                f"The covariance matrix of the inducing inputs of expert {j} is not positive "
+                f"definite (signal_variance={theta.signal_variance:.3g}). Leave out columns with "
+                "extreme values."
+            )
+        rows = slice(self.offsets[j], self.offsets[j + 1])
+        return Expert(frame, likelihood, self.X[rows], self.y[rows], blocks_map)
+
+    def _improved(
+        self, expert: Expert, j: int, tolerance: float, max_steps: int
+    ) -> tuple[Sites, Posterior]:
+        """q(u) of an expert, from its sites; from none if that fails. Its sites are replaced."""
+        rows = slice(self.offsets[j], self.offsets[j + 1])
+        found = expert.improve(self.sites[rows], tolerance, max_steps)
+        if found is None:
+            silent = Sites.silent(len(expert.y), self.likelihood.n_latent)
+            found = expert.improve(silent, tolerance, max_steps)
+        if found is None:
+            raise ExpertError(
+                f"The variational posterior of expert {j} ({len(expert.y)} rows) could not be "
+                f"found (signal_variance={self.theta.signal_variance:.3g}). Lower signal_variance, "
+                "or leave out rows with extreme values."
+            )
+        self.sites.weight[rows], self.sites.shift[rows] = found[0].weight, found[0].shift
+        return found
+
+    def objective(
+        self, theta: Hyperparameters, likelihood: Likelihood, Z: Array, engine: LocalEngine
+    ) -> tuple[float, Array, Array]:
+        """Σ_j max_q ELBO_j; its gradient by (log ℓ [D], log σ², the likelihood's parameter,
+        log shape), and by Z. The sites are left where the maximum is, for the next call."""
+
+        def run(j: int, blocks_map: Any) -> tuple[float, Array, Array]:
+            expert = self._expert(j, theta, likelihood, Z, blocks_map)
+            _, q = self._improved(expert, j, *_TRAINING_STEPS)
+            there = expert.evaluate(q, gradient=True)
+            assert there.gradient is not None
+            g = there.gradient
+            tail = [g.signal, g.parameter, g.shape]
+            return there.elbo, np.concatenate([g.lengthscales, tail]), g.inducing
+
+        value, gradient, by_Z = 0.0, np.zeros(self.X.shape[1] + 3), []
+        for a, b, c in self._each(run, engine):
+            value += a
+            gradient += b
+            by_Z.append(c)
+        return value, gradient, np.concatenate(by_Z)
+
+    def leave_one_out(self, theta: Hyperparameters, engine: LocalEngine) -> float:
+        """Σ_i log p(y_i | the other rows of its expert) at θ."""
+
+        def run(j: int, blocks_map: Any) -> float:
+            expert = self._expert(j, theta, self.likelihood, self.Z, blocks_map)
+            return expert.leave_one_out(*self._improved(expert, j, *_TRAINING_STEPS))
+
+        return sum(self._each(run, engine))
+
+    def prepare(self, engine: LocalEngine) -> float:
+        """Finds every q(u), and keeps them as far as memory allows. Returns Σ_j ELBO_j."""
+        self._states, kept = [None] * self.n_experts, self._kept()
+
+        def run(j: int, blocks_map: Any) -> float:
+            expert = self._expert(j, self.theta, self.likelihood, self.Z, blocks_map)
+            _, q = self._improved(expert, j, *_FINAL_STEPS)
+            if kept[j]:
+                self._states[j] = expert.frame, q
+            return expert.evaluate(q).elbo
+
+        return sum(self._each(run, engine))
+
+    def prepare_once(self, engine: LocalEngine) -> None:
+        """Makes q(u) from the sites unless it is there: it does not travel with a pickled model."""
+        if not self._states:
+            self._states = [None] * self.n_experts
+
+            def run(j: int, blocks_map: Any) -> None:
+                self._states[j] = self._state(j, blocks_map)
+
+            for _ in self._each(run, engine, np.flatnonzero(self._kept())):
+                pass
+
+    def _state(self, j: int, blocks_map: Any = map) -> tuple[Frame, Posterior]:
+        state = self._states[j]
+        if state is not None:
+            return state
+        expert = self._expert(j, self.theta, self.likelihood, self.Z, blocks_map)
+        q = expert.posterior(self.sites[self.offsets[j] : self.offsets[j + 1]])
+        assert q is not None
+        return expert.frame, q
+
+    def moments(
+        self, new: Array, first: int, last: int, engine: LocalEngine
+    ) -> tuple[Array, Array]:
+        """Latent means and variances of some experts at the rows `new` [n, D], in `unit`:
+        [last − first, n], with a last axis for the latent functions if there are several."""
+        C, unit = self.likelihood.n_latent, self.unit
+        mean, var = np.empty((2, last - first, len(new), C))
+        for j in range(first, last):
+            frame, q = self._state(j)
+            rows = block_rows(frame.n_inducing, C)
+            for start in range(0, len(new), rows):
+                part = slice(start, start + rows)
+                V = frame.features(new[part])
+                a, b, _ = q.latent(V, self.theta.signal_variance)
+                mean[j - first, part], var[j - first, part] = a / unit, b / unit**2
+        shape = (last - first, len(new), *self.latent_shape)
+        return mean.reshape(shape), var.reshape(shape)
+
+
+def _offsets(parts: list[Array]) -> Array:
+    return np.concatenate([[0], np.cumsum([len(part) for part in parts])])

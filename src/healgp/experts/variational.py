@@ -1,0 +1,432 @@
+"""One sparse variational expert: evidence lower bound with gradient, natural-gradient step, latent
+moments.
+
+The latent functions of an expert share the kernel and M inducing inputs Z. With K_uu = UᵀU and
+V = U⁻ᵀ K_uf, the whitened u = Uᵀv has the prior N(0, I), and each latent function c its own
+q(v_c) = N(m_c, S_c). Then
+
+    E[f_c] = Vᵀ m_c,    var[f_c] = σ² − diag(VᵀV) + diag(Vᵀ S_c V),
+    ELBO = Σ_i E[log p(y_i | f_i)] − Σ_c KL(q(v_c) ‖ N(0, I)).
+
+A pass over the rows in blocks gives the ELBO, its gradient in the kernel's parameters, the
+likelihood's parameter and Z at fixed m and S, and where a natural-gradient step of length one
+leads: with λ_i = −2 ∂E_i/∂var_i and g_i = ∂E_i/∂mean_i, to S⁻¹ = I + V diag(λ) Vᵀ and
+S⁻¹m = V(g + λ E[f]). So q is kept as two numbers per row and latent function, the sites λ and
+g + λ E[f], which stay meaningful when θ and Z move. For a Gaussian likelihood one step is the
+optimum, and the ELBO there the collapsed bound (Titsias 2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from healgp.jit import jit
+from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters, profile, squared_distances, values
+from healgp.likelihoods import Likelihood
+from healgp.linalg import cholesky, invert, invert_factor
+
+Array = np.ndarray
+Map = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
+
+#: Added to the diagonal of K_uu, as a multiple of the signal variance; the second where the first
+#: is not enough.
+JITTER = (1e-8, 1e-6, 1e-4)
+
+#: Rows in a block at most, and numbers in its largest array [C, M, rows].
+ROWS, _BLOCK = 512, 2**22
+
+#: Bytes of V that an expert keeps while θ and Z stay; beyond it V is made again in every pass.
+FEATURE_BYTES = 2**28
+
+_SUM = jit("contract", "reassoc")
+
+
+@dataclass
+class Sites:
+    """What each row says about each latent function, in place of the likelihood: a Gaussian factor
+    exp(shift·f − ½ weight·f²)."""
+
+    weight: Array  # [n, C], ≥ 0
+    shift: Array  # [n, C]
+
+    @classmethod
+    def silent(cls, n: int, C: int) -> Sites:
+        return cls(np.zeros((n, C)), np.zeros((n, C)))
+
+    def towards(self, other: Sites, step: float) -> Sites:
+        """A natural-gradient step, which is a straight line in these parameters."""
+        return Sites(
+            self.weight + step * (other.weight - self.weight),
+            self.shift + step * (other.shift - self.shift),
+        )
+
+    def __getitem__(self, rows: slice | Array) -> Sites:
+        return Sites(self.weight[rows], self.shift[rows])
+
+
+@dataclass
+class Posterior:
+    """m and S of q(v_c), and Σ_c KL(q(v_c) ‖ N(0, I))."""
+
+    mean: Array  # [C, M]
+    cov: Array  # [C, M, M]
+    kl: float
+
+    @classmethod
+    def of(cls, cov: Array, shift: Array) -> Posterior | None:
+        """From S⁻¹ [C, M, M], which is overwritten, and S⁻¹m [C, M]; None if a precision is not
+        positive definite."""
+        C, M = shift.shape
+        kl = -0.5 * C * M
+        for S in cov:
+            if not cholesky(S.reshape(-1), M):
+                return None
+            kl += np.log(S.diagonal()).sum()
+            invert(S.reshape(-1), M)
+            mirror(S)
+            kl += 0.5 * S.trace()
+        mean = (cov @ shift[:, :, None])[:, :, 0]
+        return cls(mean, cov, float(kl + 0.5 * (mean**2).sum()))
+
+    def latent(self, V: Array, signal: float) -> tuple[Array, Array, Array]:
+        """Means and variances [n, C] at rows with the features V [M, n], and S_c V [C, M, n]."""
+        T = self.cov @ V
+        var = np.empty((len(T), V.shape[1]))
+        _variances(V, T, var)
+        return (self.mean @ V).T, np.maximum(signal + var, 1e-10 * signal).T, T
+
+
+@jit()
+def mirror(A):
+    """Copies the upper triangle to the lower one."""
+    for i in range(len(A)):
+        for j in range(i):
+            A[i, j] = A[j, i]
+
+
+@jit("contract")
+def covariances(kernel, shape, signal, ZT, XT, K):
+    """K [M, n] of scaled inputs ZT [D, M] and XT [D, n]."""
+    D, n = XT.shape
+    r2, point = np.empty(n), np.empty(D)
+    for i in range(len(K)):
+        row = K[i]
+        for d in range(D):
+            point[d] = ZT[d, i]
+        squared_distances(XT, 0, n, point, r2)
+        values(kernel, shape, r2, n, row)
+        for j in range(n):
+            row[j] *= signal
+
+
+@jit("contract")
+def covariances_and_slopes(kernel, shape, signal, ZT, XT, K, slope, tilt):
+    """The same with σ²φ′ and σ² ∂φ/∂log shape."""
+    D, n = XT.shape
+    r2, point = np.empty(n), np.empty(D)
+    for i in range(len(K)):
+        row, s, t = K[i], slope[i], tilt[min(i, len(tilt) - 1)]
+        for d in range(D):
+            point[d] = ZT[d, i]
+        squared_distances(XT, 0, n, point, r2)
+        profile(kernel, shape, r2, n, row, s, t)
+        for j in range(n):
+            row[j] *= signal
+            s[j] *= signal
+        if len(tilt) > 1:
+            for j in range(n):
+                t[j] *= signal
+
+
+@_SUM
+def _contract(ZT, XT, G, slope, lengthscales, inducing, s):
+    """Adds to lengthscales[d] Σ_ij G_ij φ′_ij (z_id − x_jd)² and to inducing[d, i]
+    Σ_j G_ij φ′_ij (z_id − x_jd)."""
+    D, n = XT.shape
+    for i in range(len(G)):
+        g, p = G[i], slope[i]
+        for j in range(n):
+            s[j] = g[j] * p[j]
+        for d in range(D):
+            z, row, first, second = ZT[d, i], XT[d], 0.0, 0.0
+            for j in range(n):
+                delta = z - row[j]
+                product = s[j] * delta
+                first += product
+                second += product * delta
+            inducing[d, i] += first
+            lengthscales[d] += second
+
+
+@_SUM
+def _variances(V, T, out):
+    """out[c, j] = Σ_i V_ij (T_cij − V_ij)."""
+    C, M, n = T.shape
+    out[:] = 0.0
+    for c in range(C):
+        total = out[c]
+        for i in range(M):
+            v, t = V[i], T[c, i]
+            for j in range(n):
+                total[j] += v[j] * (t[j] - v[j])
+
+
+@_SUM
+def _add_products(V, T, weights, out):
+    """out[i, j] += 2 Σ_c (T_cij − V_ij) weights[c, j]."""
+    C, M, n = T.shape
+    for i in range(M):
+        v, row = V[i], out[i]
+        for c in range(C):
+            t, w = T[c, i], weights[c]
+            for j in range(n):
+                row[j] += 2.0 * (t[j] - v[j]) * w[j]
+
+
+@dataclass
+class Frame:
+    """What θ and Z decide: K_uu, its slopes, and U⁻¹."""
+
+    kernel: str
+    theta: Hyperparameters
+    ZT: Array  # [D, M], divided by the lengthscales
+    K: Array  # [M, M], with jitter
+    R: Array  # [M, M], U⁻¹
+
+    @property
+    def n_inducing(self) -> int:
+        return len(self.R)
+
+    @classmethod
+    def of(cls, kernel: str, theta: Hyperparameters, Z: Array) -> Frame | None:
+        """None if K_uu cannot be factorised."""
+        M = len(Z)
+        ZT = np.ascontiguousarray((Z / theta.lengthscales).T)
+        K = np.empty((M, M))
+        covariances(KERNELS[kernel], theta.shape, theta.signal_variance, ZT, ZT, K)
+        for jitter in JITTER:
+            K.flat[:: M + 1] = (1.0 + jitter) * theta.signal_variance
+            U = K.copy()
+            if cholesky(U.reshape(-1), M) and np.isfinite(U[-1, -1]):
+                invert_factor(U.reshape(-1), M)
+                return cls(kernel, theta, ZT, K, np.triu(U))
+        return None
+
+    def scaled(self, X: Array) -> Array:
+        return np.ascontiguousarray((X / self.theta.lengthscales).T)
+
+    def with_slopes(self, XT: Array) -> tuple[Array, Array, Array]:
+        """K(Z, X) [M, n], σ²φ′, and σ² ∂φ/∂log shape (one row of rubbish for a kernel without)."""
+        M, n = self.n_inducing, XT.shape[1]
+        K, slope = np.empty((2, M, n))
+        tilt = np.empty((M if self.kernel in SHAPE_NAMES else 1, n))
+        theta = self.theta
+        covariances_and_slopes(
+            KERNELS[self.kernel], theta.shape, theta.signal_variance, self.ZT, XT, K, slope, tilt
+        )
+        return K, slope, tilt
+
+    def features(self, X: Array) -> Array:
+        """V = U⁻ᵀ K(Z, X) [M, n] at the rows X [n, D]."""
+        K, theta = np.empty((self.n_inducing, len(X))), self.theta
+        covariances(
+            KERNELS[self.kernel], theta.shape, theta.signal_variance, self.ZT, self.scaled(X), K
+        )
+        return self.R.T @ K
+
+
+@dataclass
+class Gradient:
+    """∂ELBO/∂ log ℓ [D], log σ², log shape, the likelihood's parameter, and Z [M, D]."""
+
+    lengthscales: Array
+    signal: float
+    shape: float
+    parameter: float
+    inducing: Array
+
+    @classmethod
+    def zero(cls, M: int, D: int) -> Gradient:
+        return cls(np.zeros(D), 0.0, 0.0, 0.0, np.zeros((M, D)))
+
+    def __iadd__(self, other: Gradient) -> Gradient:
+        self.lengthscales += other.lengthscales
+        self.signal += other.signal
+        self.shape += other.shape
+        self.parameter += other.parameter
+        self.inducing += other.inducing
+        return self
+
+    def through_kernel(self, frame: Frame, XT: Array, G: Array, times_inducing: float) -> None:
+        """Through K(Z, X), G being the derivative by it."""
+        K, slope, tilt = frame.with_slopes(XT)
+        lengthscales, inducing = np.zeros(len(XT)), np.zeros_like(frame.ZT)
+        _contract(frame.ZT, XT, G, slope, lengthscales, inducing, np.empty(XT.shape[1]))
+        self.lengthscales -= 2.0 * lengthscales
+        self.inducing += 2.0 * times_inducing * inducing.T / frame.theta.lengthscales
+        self.signal += float(np.vdot(G, K))
+        if frame.kernel in SHAPE_NAMES:
+            self.shape += float(np.vdot(G, tilt))
+
+
+def block_rows(M: int, C: int) -> int:
+    """Rows in a block for M inducing inputs and C latent functions."""
+    return int(np.clip(_BLOCK // (M * C), 32, ROWS))
+
+
+@dataclass
+class Pass:
+    """ELBO of an expert at q, the sites that a natural-gradient step of length one leads to, and
+    the gradient."""
+
+    elbo: float
+    sites: Sites
+    gradient: Gradient | None = None
+
+
+class Expert:
+    """The rows X [n, D], y [n] of an expert, for as long as θ and Z stay. Blocks of rows go through
+    `blocks_map`, which may be that of a thread pool."""
+
+    def __init__(
+        self, frame: Frame, likelihood: Likelihood, X: Array, y: Array, blocks_map: Map = map
+    ) -> None:
+        self.frame, self.likelihood, self.X, self.y, self.map = frame, likelihood, X, y, blocks_map
+        M, n = frame.n_inducing, len(y)
+        rows = block_rows(M, likelihood.n_latent)
+        self.parts = [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
+        self._kept: dict[int, Array] | None = {} if M * n * 8 <= FEATURE_BYTES else None
+
+    def features(self, part: slice) -> Array:
+        """V [M, rows] of a block."""
+        if self._kept is None:
+            return self.frame.features(self.X[part])
+        if part.start not in self._kept:
+            self._kept[part.start] = self.frame.features(self.X[part])
+        return self._kept[part.start]
+
+    def posterior(self, sites: Sites) -> Posterior | None:
+        """q with S⁻¹ = I + V diag(weight) Vᵀ and S⁻¹m = V shift; None if it cannot be found."""
+        C, M = self.likelihood.n_latent, self.frame.n_inducing
+
+        def statistics(part: slice) -> tuple[Array, Array]:
+            V, here = self.features(part), sites[part]
+            precision = np.empty((C, M, M))
+            for c in range(C):
+                A = V * np.sqrt(here.weight[:, c])
+                np.matmul(A, A.T, out=precision[c])
+            return precision, (V @ here.shift).T
+
+        precision, shift = np.zeros((C, M, M)), np.zeros((C, M))
+        for a, b in self.map(statistics, self.parts):
+            precision += a
+            shift += b
+        precision += np.eye(M)
+        return Posterior.of(precision, shift)
+
+    def evaluate(self, q: Posterior, gradient: bool = False) -> Pass:
+        """The ELBO at q."""
+        C, M, D = self.likelihood.n_latent, self.frame.n_inducing, self.X.shape[1]
+        signal = self.frame.theta.signal_variance
+        new = Sites.silent(len(self.y), C)
+        value, total, product = -q.kl, Gradient.zero(M, D), np.zeros((M, M))
+
+        def run(part: slice) -> tuple[float, Gradient | None, Array | None]:
+            V = self.features(part)
+            mean, var, T = q.latent(V, signal)
+            e = self.likelihood.expectations(self.y[part], mean, var)
+            # a likelihood that is not log-concave can have a negative weight, which would cost S
+            # its definiteness
+            new.weight[part] = np.maximum(-2.0 * e.var, 0.0)
+            new.shift[part] = e.mean + new.weight[part] * mean
+            if not gradient:
+                return float(e.value.sum()), None, None
+            G = q.mean.T @ e.mean.T
+            _add_products(V, T, np.ascontiguousarray(e.var.T), G)
+            here = Gradient.zero(M, D)
+            here.through_kernel(self.frame, self.frame.scaled(self.X[part]), self.frame.R @ G, 1.0)
+            here.signal += signal * float(e.var.sum())
+            here.parameter = e.parameter
+            return float(e.value.sum()), here, G @ V.T
+
+        for a, b, c in self.map(run, self.parts):
+            value += a
+            if b is not None:
+                total += b
+                product += c
+        if not np.isfinite(value):
+            value = -np.inf
+        if not gradient:
+            return Pass(value, new)
+        # through K_uu = UᵀU: only the lower triangle of (∂ELBO/∂V)Vᵀ matters
+        inner = np.tril(product) + np.tril(product, -1).T
+        R = self.frame.R
+        total.through_kernel(self.frame, self.frame.ZT, -0.5 * R @ inner @ R.T, 2.0)
+        return Pass(value, new, total)
+
+    def improve(
+        self, sites: Sites, tolerance: float, max_steps: int
+    ) -> tuple[Sites, Posterior] | None:
+        """Natural-gradient steps from `sites` until one gains less than `tolerance` per row; a step
+        that loses is halved. None if there is no q with a finite ELBO."""
+        exact = self.likelihood.exact_sites(self.y)
+        if exact is not None:
+            sites = Sites(*exact)
+        q = self.posterior(sites)
+        if q is None or exact is not None:
+            return None if q is None else (sites, q)
+        now, step = self.evaluate(q), 1.0
+        for _ in range(max_steps):
+            trial = sites.towards(now.sites, step)
+            trial_q = self.posterior(trial)
+            there = self.evaluate(trial_q) if trial_q is not None else None
+            if (
+                trial_q is None
+                or there is None
+                or not there.elbo >= now.elbo - 1e-10 * abs(now.elbo)
+            ):
+                step *= 0.5
+                continue
+            gain = there.elbo - now.elbo
+            sites, q, now = trial, trial_q, there
+            if gain < tolerance * len(self.y) * step:
+                break
+            step = min(1.0, 1.5 * step)
+        return (sites, q) if np.isfinite(now.elbo) else None
+
+    def leave_one_out(self, sites: Sites, q: Posterior) -> float:
+        """Σ_i log p(y_i | the other rows): each row's own site is taken out of q."""
+        signal, total = self.frame.theta.signal_variance, 0.0
+        for part in self.parts:
+            V, here = self.features(part), sites[part]
+            mean, var, _ = q.latent(V, signal)
+            rest = np.maximum(signal - (V * V).sum(axis=0), 0.0)[:, None]
+            own = np.maximum(var - rest, 0.0)
+            left = np.maximum(1.0 - here.weight * own, 1e-6)
+            mean = (mean - own * here.shift) / left
+            total += self.likelihood.log_density(self.y[part], mean, rest + own / left).sum()
+        return float(total)
+
+
+def choose_inducing(kernel: str, theta: Hyperparameters, X: Array, M: int) -> Array:
+    """Up to M rows of X, one after another that with the largest variance given those before; fewer
+    when nothing is left to explain."""
+    XT = np.ascontiguousarray((X / theta.lengthscales).T)
+    n = len(X)
+    M = min(M, n)
+    left, L, k = np.ones(n), np.empty((M, n)), np.empty((1, n))
+    chosen: list[int] = []
+    for i in range(M):
+        row = int(left.argmax())
+        if i > 0 and left[row] < JITTER[0]:
+            break
+        chosen.append(row)
+        covariances(KERNELS[kernel], theta.shape, 1.0, XT[:, [row]], XT, k)
+        L[i] = (k[0] - L[:i, row] @ L[:i]) / np.sqrt(left[row])
+        left -= L[i] ** 2
+        left[row] = -np.inf
+    return X[chosen]

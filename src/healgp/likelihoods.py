@@ -1,0 +1,297 @@
+"""From latent functions to what is observed: one class for each likelihood.
+
+Each knows its number of latent functions, the expectation of log p(y | f) under independent
+Gaussians f_c ~ N(mean_c, var_c) with its derivatives in mean, var and the likelihood's own
+parameter, and what it predicts from such Gaussians. `mean` and `var` are [n, C].
+
+Gaussian, Poisson and the softmax's bound are closed forms; the others are Gauss–Hermite sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Self
+
+import numpy as np
+from scipy.special import gammaln, log_ndtr, logsumexp, ndtr, pdtr, softmax
+from scipy.stats import norm, qmc
+
+Array = np.ndarray
+
+#: Nodes of the Gauss–Hermite sums in training, and in prediction, which is done once.
+NODES, PREDICTION_NODES = 20, 64
+
+#: Points of the softmax's quasi-Monte Carlo sum in prediction.
+POINTS = 256
+
+#: Iterations for the tilts of the softmax's bound.
+_TILTS = 10
+
+#: The smallest probability that a logarithm is taken of.
+TINY = 1e-300
+
+#: Numbers that an intermediate array may have; longer inputs are worked through in parts.
+_PART = 2**22
+
+
+@cache
+def gauss_hermite(n: int) -> tuple[Array, Array]:
+    """Nodes x and weights w with Σ w g(x) ≈ E[g(z)], z ~ N(0, 1)."""
+    x, w = np.polynomial.hermite_e.hermegauss(n)
+    return x, w / w.sum()
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """E[log p(y | f)] of each row and its derivatives."""
+
+    value: Array  # [n]
+    mean: Array  # [n, C], ∂/∂mean
+    var: Array  # [n, C], ∂/∂var
+    parameter: float = 0.0  # of the sum over rows, by the likelihood's own parameter
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """What all likelihoods share. `parameter` is trained with the kernel where there is one."""
+
+    parameter: float | None = None
+
+    @property
+    def n_latent(self) -> int:
+        return 1
+
+    def with_parameter(self, value: float) -> Self:
+        return replace(self, parameter=float(value))
+
+    def expectations(self, y: Array, mean: Array, var: Array) -> Expectations:
+        raise NotImplementedError
+
+    def log_density(self, y: Array, mean: Array, var: Array) -> Array:
+        """log p(y) [n], f being integrated out."""
+        raise NotImplementedError
+
+    def exact_sites(self, y: Array) -> tuple[Array, Array] | None:
+        """Weight and shift [n, 1] with p(y | f) ∝ exp(shift·f − ½ weight·f²), where it has that
+        form."""
+        return None
+
+
+@dataclass(frozen=True)
+class Gaussian(Likelihood):
+    """y = f + noise; the parameter is log σ_y²."""
+
+    parameter: float = 0.0
+
+    def expectations(self, y: Array, mean: Array, var: Array) -> Expectations:
+        noise = np.exp(self.parameter)
+        residual = y[:, None] - mean
+        square = (residual**2 + var) / noise
+        return Expectations(
+            -0.5 * (np.log(2.0 * np.pi * noise) + square[:, 0]),
+            residual / noise,
+            np.full_like(var, -0.5 / noise),
+            float(0.5 * (square - 1.0).sum()),
+        )
+
+    def exact_sites(self, y: Array) -> tuple[Array, Array]:
+        weight = np.full((len(y), 1), np.exp(-self.parameter))
+        return weight, weight * y[:, None]
+
+
+@dataclass(frozen=True)
+class Poisson(Likelihood):
+    """y ~ Poisson(exp(c + f)); the parameter is c, the log of a mean."""
+
+    parameter: float = 0.0
+
+    def expectations(self, y: Array, mean: Array, var: Array) -> Expectations:
+        with np.errstate(over="ignore"):  # an infinite rate is an ELBO of −∞, and a step refused
+            rate = self.rate(mean, var)
+        slope = y[:, None] - rate
+        return Expectations(
+            (y[:, None] * (self.parameter + mean) - rate)[:, 0] - gammaln(y + 1.0),
+            slope,
+            -0.5 * rate,
+            float(slope.sum()),
+        )
+
+    def rate(self, mean: Array, var: Array) -> Array:
+        """E[exp(c + f)], the mean of y."""
+        return np.exp(self.parameter + mean + 0.5 * var)
+
+    def variance(self, mean: Array, var: Array) -> Array:
+        """Variance of y: E[λ] + var[λ], λ being log-normal."""
+        rate = self.rate(mean, var)
+        return rate + rate**2 * np.expm1(var)
+
+    def _rates(self, mean: Array, var: Array) -> tuple[Array, Array]:
+        """Rates [n, nodes] and their weights."""
+        x, w = gauss_hermite(PREDICTION_NODES)
+        return np.exp(self.parameter + mean[:, None] + np.sqrt(var)[:, None] * x), w
+
+    def log_density(self, y: Array, mean: Array, var: Array) -> Array:
+        """log p(y) of each row, f being integrated out."""
+        rates, w = self._rates(mean, var)
+        terms = y[:, None] * np.log(rates) - rates - gammaln(y + 1.0)[:, None]
+        return logsumexp(terms, axis=1, b=w)
+
+    def quantile(self, probability: float, mean: Array, var: Array) -> Array:
+        """The smallest count k with P(y ≤ k) ≥ probability, by bisection."""
+        rates, w = self._rates(mean, var)
+        low, high = np.full(len(mean), -1.0), np.ceil(2.0 * rates.max(axis=1) + 30.0)
+        while (open_ := high - low > 1.0).any():
+            middle = np.where(open_, np.floor(0.5 * (low + high)), high)
+            enough = pdtr(middle[:, None], rates) @ w >= probability
+            high = np.where(enough, middle, high)
+            low = np.where(enough, low, middle)
+        return high
+
+
+@dataclass(frozen=True)
+class Classification(Likelihood):
+    """Classes are numbered from 0."""
+
+    n_classes: int = 2
+
+    def probabilities(self, mean: Array, var: Array) -> Array:
+        """P(y = c) [n, n_classes], f being integrated out."""
+        raise NotImplementedError
+
+    def log_density(self, y: Array, mean: Array, var: Array) -> Array:
+        """log p(y) of each row."""
+        p = self.probabilities(mean, var)
+        return np.log(np.maximum(p[np.arange(len(y)), y.astype(np.intp)], TINY))
+
+
+@dataclass(frozen=True)
+class Bernoulli(Classification):
+    """P(y = 1 | f) = Φ(f), y being 0 or 1."""
+
+    def expectations(self, y: Array, mean: Array, var: Array) -> Expectations:
+        x, w = gauss_hermite(NODES)
+        std = np.sqrt(var)
+        sign = 2.0 * y[:, None] - 1.0
+        t = sign * (mean + std * x)
+        log_phi = log_ndtr(t)
+        # d log Φ(t)/dt = N(t)/Φ(t), from logs, for both vanish
+        slope = sign * np.exp(-0.5 * t**2 - log_phi) / np.sqrt(2.0 * np.pi)
+        return Expectations(log_phi @ w, (slope @ w)[:, None], (slope * x) @ w[:, None] / (2 * std))
+
+    def probabilities(self, mean: Array, var: Array) -> Array:
+        """P(y = 0) and P(y = 1) [n, 2]: E[Φ(f)] = Φ(mean / √(1 + var))."""
+        z = mean[:, 0] / np.sqrt(1.0 + var[:, 0])
+        return np.stack([ndtr(-z), ndtr(z)], axis=1)
+
+
+@dataclass(frozen=True)
+class RobustMax(Classification):
+    """y is the class with the largest f_c with probability 1 − ε, else any other alike."""
+
+    epsilon: float = 1e-3
+
+    @property
+    def n_latent(self) -> int:
+        return self.n_classes
+
+    def expectations(self, y: Array, mean: Array, var: Array) -> Expectations:
+        p, dmean, dvar = _largest(y.astype(np.intp), mean, np.sqrt(var))
+        right, wrong = np.log1p(-self.epsilon), np.log(self.epsilon / (self.n_classes - 1))
+        gain = right - wrong
+        return Expectations(wrong + gain * p, gain * dmean, gain * dvar)
+
+    def probabilities(self, mean: Array, var: Array) -> Array:
+        """P(y = c) [n, C]."""
+        n, C = mean.shape
+        p = np.empty((n, C))
+        std = np.sqrt(var)
+        rows = max(_PART // (PREDICTION_NODES * C), 1)
+        for start in range(0, n, rows):
+            part = slice(start, start + rows)
+            for c in range(C):
+                p[part, c] = _probability_of_largest(c, mean[part], std[part])
+        p /= p.sum(axis=1, keepdims=True)
+        return (1.0 - self.epsilon) * p + self.epsilon / (C - 1) * (1.0 - p)
+
+
+def _probability_of_largest(c: int, mean: Array, std: Array) -> Array:
+    """P(f_c is the largest) [n] = ∫ N(f | m_c, s_c²) Π_{k≠c} Φ((f − m_k)/s_k) df."""
+    x, w = gauss_hermite(PREDICTION_NODES)
+    f = mean[:, [c]] + std[:, [c]] * x
+    others = np.arange(mean.shape[1]) != c
+    t = (f[:, :, None] - mean[:, None, others]) / std[:, None, others]
+    return ndtr(t).prod(axis=2) @ w
+
+
+def _largest(y: Array, mean: Array, std: Array) -> tuple[Array, Array, Array]:
+    """P(f_y is the largest) [n] and its derivatives [n, C] in means and variances."""
+    rows = np.arange(len(mean))
+    x, w = gauss_hermite(NODES)
+    own = std[rows, y]
+    f = mean[rows, y][:, None] + own[:, None] * x
+    t = (f[:, None, :] - mean[:, :, None]) / std[:, :, None]  # [n, C, nodes]
+    phi = ndtr(t)
+    phi[rows, y] = 1.0
+    product = phi.prod(axis=1) * w  # [n, nodes]
+    # the product with Φ(t_k) replaced by its slope N(t_k)/s_k
+    density = np.exp(-0.5 * t**2) / (np.sqrt(2.0 * np.pi) * std[:, :, None])
+    density[rows, y] = 0.0
+    slope = density * (product[:, None, :] / np.maximum(phi, 1e-290))
+    dmean = -slope.sum(axis=2)
+    dvar = -0.5 * (slope * t).sum(axis=2) / std
+    dmean[rows, y] = -dmean.sum(axis=1)
+    dvar[rows, y] = 0.5 * (slope.sum(axis=1) @ x) / own
+    return product.sum(axis=1), dmean, dvar
+
+
+@dataclass(frozen=True)
+class Softmax(Classification):
+    """P(y = c | f) = exp f_c / Σ_k exp f_k.
+
+    Training uses the tilted bound of Knowles and Minka (2011),
+
+        E[log Σ exp f_k] ≤ ½ Σ a_k² v_k + log Σ exp(m_k + (1 − 2a_k) v_k / 2),
+
+    at the a that make it tightest, a = softmax(m + (1 − 2a) v / 2), found by damped iteration.
+    There its derivative by v_k is ½ a_k (1 − a_k), and that by m_k is a_k.
+    """
+
+    @property
+    def n_latent(self) -> int:
+        return self.n_classes
+
+    def expectations(self, y: Array, mean: Array, var: Array) -> Expectations:
+        rows, y = np.arange(len(y)), y.astype(np.intp)
+        a = softmax(mean, axis=1)
+        for _ in range(_TILTS):
+            new = softmax(mean + (0.5 - a) * var, axis=1)
+            a += (new - a) / (1.0 + 0.5 * (var * a * (1.0 - a)).max(axis=1, keepdims=True))
+        logits = mean + (0.5 - a) * var
+        value = mean[rows, y] - 0.5 * (a * a * var).sum(axis=1) - logsumexp(logits, axis=1)
+        p = softmax(logits, axis=1)
+        dmean = -p
+        dmean[rows, y] += 1.0
+        return Expectations(value, dmean, -0.5 * (a * a + (1.0 - 2.0 * a) * p))
+
+    def probabilities(self, mean: Array, var: Array) -> Array:
+        """P(y = c) [n, C], over points of a Sobol sequence and their mirror images. Classes are
+        taken in the order of their means, so that the answer does not depend on their numbers."""
+        z = _normal_points(self.n_classes)
+        p, order = np.empty_like(mean), np.argsort(mean, axis=1, kind="stable")
+        rows = max(_PART // z.size, 1)
+        for start in range(0, len(mean), rows):
+            part = slice(start, start + rows)
+            m = np.take_along_axis(mean[part], order[part], axis=1)
+            s = np.sqrt(np.take_along_axis(var[part], order[part], axis=1))
+            f = softmax(m[:, None, :] + s[:, None, :] * z, axis=2).mean(axis=1)
+            np.put_along_axis(p[part], order[part], f, axis=1)
+        return p
+
+
+@cache
+def _normal_points(dimension: int) -> Array:
+    """POINTS points [POINTS, dimension] that stand for a standard normal distribution."""
+    uniform = qmc.Sobol(dimension, seed=0).random(POINTS // 2)
+    half = norm.ppf(np.clip(uniform, 1e-9, 1.0 - 1e-9))
+    return np.concatenate([half, -half])
