@@ -17,6 +17,10 @@ import numpy as np
 from scipy.special import gammaln, log_ndtr, logsumexp, ndtr, pdtr, softmax
 from scipy.stats import norm, qmc
 
+from healgp.jit import jit
+from healgp.kernels import exp, log
+from healgp.metrics import log_density
+
 Array = np.ndarray
 
 #: Nodes of the Gauss–Hermite sums in training, and in prediction, which is done once.
@@ -24,9 +28,6 @@ NODES, PREDICTION_NODES = 20, 64
 
 #: Points of the softmax's quasi-Monte Carlo sum in prediction.
 POINTS = 256
-
-#: Iterations for the tilts of the softmax's bound.
-_TILTS = 10
 
 #: The smallest probability that a logarithm is taken of.
 TINY = 1e-300
@@ -95,6 +96,10 @@ class Gaussian(Likelihood):
             float(0.5 * (square - 1.0).sum()),
         )
 
+    def log_density(self, y: Array, mean: Array, var: Array) -> Array:
+        std = np.sqrt(var[:, 0] + np.exp(self.parameter))
+        return log_density(y, mean[:, 0], std)
+
     def exact_sites(self, y: Array) -> tuple[Array, Array]:
         weight = np.full((len(y), 1), np.exp(-self.parameter))
         return weight, weight * y[:, None]
@@ -107,8 +112,8 @@ class Poisson(Likelihood):
     parameter: float = 0.0
 
     def expectations(self, y: Array, mean: Array, var: Array) -> Expectations:
-        with np.errstate(over="ignore"):  # an infinite rate is an ELBO of −∞, and a step refused
-            rate = self.rate(mean, var)
+        # a rate beyond that is an ELBO near −∞, and a step refused
+        rate = np.exp(np.minimum(self.parameter + mean + 0.5 * var, 600.0))
         slope = y[:, None] - rate
         return Expectations(
             (y[:, None] * (self.parameter + mean) - rate)[:, 0] - gammaln(y + 1.0),
@@ -204,8 +209,11 @@ class RobustMax(Classification):
     def probabilities(self, mean: Array, var: Array) -> Array:
         """P(y = c) [n, C]."""
         n, C = mean.shape
-        p = np.empty((n, C))
-        std = np.sqrt(var)
+        p, std = np.empty((n, C)), np.sqrt(var)
+        if C == 2:
+            z = (mean[:, 0] - mean[:, 1]) / np.sqrt(var.sum(axis=1))
+            p = np.stack([ndtr(z), ndtr(-z)], axis=1)
+            return (1.0 - self.epsilon) * p + self.epsilon * (1.0 - p)
         rows = max(_PART // (PREDICTION_NODES * C), 1)
         for start in range(0, n, rows):
             part = slice(start, start + rows)
@@ -253,8 +261,8 @@ class Softmax(Classification):
 
         E[log Σ exp f_k] ≤ ½ Σ a_k² v_k + log Σ exp(m_k + (1 − 2a_k) v_k / 2),
 
-    at the a that make it tightest, a = softmax(m + (1 − 2a) v / 2), found by damped iteration.
-    There its derivative by v_k is ½ a_k (1 − a_k), and that by m_k is a_k.
+    at the a that make it tightest, a = softmax(m + (1 − 2a) v / 2). There its derivative by v_k is
+    ½ a_k (1 − a_k), and that by m_k is a_k.
     """
 
     @property
@@ -262,17 +270,13 @@ class Softmax(Classification):
         return self.n_classes
 
     def expectations(self, y: Array, mean: Array, var: Array) -> Expectations:
+        a, log_sum = np.empty(mean.shape), np.empty(len(mean))
+        _tilts(np.ascontiguousarray(mean), np.ascontiguousarray(var), a, log_sum)
         rows, y = np.arange(len(y)), y.astype(np.intp)
-        a = softmax(mean, axis=1)
-        for _ in range(_TILTS):
-            new = softmax(mean + (0.5 - a) * var, axis=1)
-            a += (new - a) / (1.0 + 0.5 * (var * a * (1.0 - a)).max(axis=1, keepdims=True))
-        logits = mean + (0.5 - a) * var
-        value = mean[rows, y] - 0.5 * (a * a * var).sum(axis=1) - logsumexp(logits, axis=1)
-        p = softmax(logits, axis=1)
-        dmean = -p
+        value = mean[rows, y] - 0.5 * (a * a * var).sum(axis=1) - log_sum
+        dmean = -a
         dmean[rows, y] += 1.0
-        return Expectations(value, dmean, -0.5 * (a * a + (1.0 - 2.0 * a) * p))
+        return Expectations(value, dmean, -0.5 * a * (1.0 - a))
 
     def probabilities(self, mean: Array, var: Array) -> Array:
         """P(y = c) [n, C], over points of a Sobol sequence and their mirror images. Classes are
@@ -287,6 +291,60 @@ class Softmax(Classification):
             f = softmax(m[:, None, :] + s[:, None, :] * z, axis=2).mean(axis=1)
             np.put_along_axis(p[part], order[part], f, axis=1)
         return p
+
+
+@jit("contract", inline=True)
+def _closer(w, y):
+    """A step from w towards the ω > 0 with ω + log ω = y, which is Wright's function of y (Fritsch,
+    Shafer and Crowley 1973): the error of w comes to its fourth power."""
+    r = y - w - log(w)
+    t = (1.0 + w) * (1.0 + w + r / 1.5)
+    return w * (1.0 + r / (1.0 + w) * (t - 0.5 * r) / (t - r))
+
+
+@jit("contract", inline=True)
+def _omega(y):
+    """Wright's function, to all digits."""
+    w = exp(min(y, 0.0)) if y < -2.0 else (exp((y - 1.0) / 1.5) if y < 1.0 else y - log(y))
+    return _closer(_closer(w, y), y)
+
+
+@jit("contract")
+def _tilts(mean, var, a, log_sum):
+    """a = softmax(m + (½ − a) v) [n, C] and the log of the sum under it.
+
+    With that logarithm as L, log a_k + v_k a_k = m_k + v_k/2 − L, so v_k a_k = ω(log v_k + m_k +
+    v_k/2 − L); and Σ a_k falls with L and is convex, so that Newton's method, begun where one a_k
+    alone is 1, finds the L where it is 1 without overshooting.
+    """
+    n, C = mean.shape
+    c, w = np.empty(C), np.empty(C)
+    for i in range(n):
+        m, v, row = mean[i], var[i], a[i]
+        L = -np.inf
+        for k in range(C):
+            c[k] = m[k] + 0.5 * v[k] + log(v[k])
+            L = max(L, m[k] - 0.5 * v[k])
+        move = np.inf
+        for _ in range(50):
+            if abs(move) > 0.1:
+                for k in range(C):
+                    w[k] = _omega(max(c[k] - L, -600.0))
+            else:
+                for k in range(C):
+                    w[k] = _closer(w[k], max(c[k] - L, -600.0))
+            total, slope = 0.0, 0.0
+            for k in range(C):
+                row[k] = w[k] / v[k]
+                total += row[k]
+                slope += row[k] / (1.0 + w[k])
+            if abs(total - 1.0) <= 1e-12:
+                break
+            move = (total - 1.0) / slope
+            L += move
+        for k in range(C):
+            row[k] /= total
+        log_sum[i] = L
 
 
 @cache

@@ -30,7 +30,7 @@ _PARAMETER_BOUND = 700.0
 
 #: Relative gain of the objective in an iteration at which training ends: where the objective is
 #: exact, and where it ends in a loop of natural-gradient steps.
-_EXACT_TOLERANCE, _VARIATIONAL_TOLERANCE = 1e-9, 1e-5
+_EXACT_TOLERANCE, _VARIATIONAL_TOLERANCE = 1e-9, 1e-4
 
 #: Rows times latent functions that a sparse expert is trained on at most; its q(u) is then found
 #: from all of its rows.
@@ -176,7 +176,9 @@ def train_on_targets(
     committee = Committee.from_groups(X, X[:, 0], [r for r, _ in pairs], kernel, start)
     committee.y = y
     with LocalEngine(n_jobs, committee.sizes) as engine:
-        return train(committee, ard, max_iter, scale_X, scale, engine, brief=True, spread=SPREAD).theta
+        return train(
+            committee, ard, max_iter, scale_X, scale, engine, brief=True, spread=SPREAD
+        ).theta
 
 
 def choose_signal(
