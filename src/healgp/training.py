@@ -81,7 +81,8 @@ def train(
         value, gradient = committee.objective(theta, engine)
         apart = log_theta[:D] - log_theta[:D].mean() if ard else np.zeros(D)
         gradient[:D] -= apart / spread**2
-        return value - 0.5 * apart @ apart / spread**2, _tied(gradient, D, ard)[: len(log_theta)]
+        value -= 0.5 * float(apart @ apart) / spread**2
+        return value, _tied(gradient, D, ard)[: len(log_theta)]
 
     best, iterations = _maximise(
         objective, committee.theta.to_log(ard, shaped), bounds, len(committee.y), max_iter,

@@ -158,8 +158,12 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
                 present = np.unique(y[r]) if len(classes) > 2 else [0]
                 return [(y[r] == c) - means[c] for c in present]
 
+            # of random rows: an expert's own may all be of one class, which any function explains
+            size = max(len(y) // len(rows), min(len(y), 200))
+            order = rng.permutation(len(y))
+            groups = [order[i : i + size] for i in range(0, len(y) - size + 1, size)]
             found = training.train_on_targets(
-                Z, rows, indicators, self.kernel, theta, self.ard, self.max_iter, scaling.x_left,
+                Z, groups, indicators, self.kernel, theta, self.ard, self.max_iter, scaling.x_left,
                 rng, self.n_jobs,
             )  # fmt: skip
             theta = replace(found, signal_variance=theta.signal_variance)
@@ -192,7 +196,8 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
 
     def predict(self, X: Any) -> Array:
         """The most probable class of each row of X [n, D]."""
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        probabilities = self.predict_proba(X)
+        return self.classes_[probabilities.argmax(axis=1)]
 
     def predict_proba(self, X: Any) -> Array:
         """Probabilities [n, n_classes], in the order of `classes_`."""

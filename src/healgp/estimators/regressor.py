@@ -247,7 +247,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
     # ---- prediction ------------------------------------------------------------------------
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
-        """Mean of y at the rows of X [n, D] (of counts, the rate), and its standard deviation, noise
+        """Mean of y at the rows of X [n, D] (of counts, the rate) and its standard deviation, noise
         included."""
         mean, std = self.predict_many(X, [{}])[0]
         return (mean, std) if return_std else mean
