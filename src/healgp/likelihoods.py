@@ -9,6 +9,7 @@ Gaussian, Poisson and the softmax's bound are closed forms; the others are Gauss
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Self
@@ -201,7 +202,9 @@ class RobustMax(Classification):
         return self.n_classes
 
     def expectations(self, y: Array, mean: Array, var: Array) -> Expectations:
-        p, dmean, dvar = _largest(y.astype(np.intp), mean, np.sqrt(var))
+        p, (dmean, dvar) = np.empty(len(y)), np.empty((2, *mean.shape))
+        x, w = gauss_hermite(NODES)
+        _largest(y.astype(np.intp), mean, np.sqrt(var), x, w, p, dmean, dvar)
         right, wrong = np.log1p(-self.epsilon), np.log(self.epsilon / (self.n_classes - 1))
         gain = right - wrong
         return Expectations(wrong + gain * p, gain * dmean, gain * dvar)
@@ -232,25 +235,35 @@ def _probability_of_largest(c: int, mean: Array, std: Array) -> Array:
     return ndtr(t).prod(axis=2) @ w
 
 
-def _largest(y: Array, mean: Array, std: Array) -> tuple[Array, Array, Array]:
+@jit("contract")
+def _largest(y, mean, std, x, w, p, dmean, dvar):
     """P(f_y is the largest) [n] and its derivatives [n, C] in means and variances."""
-    rows = np.arange(len(mean))
-    x, w = gauss_hermite(NODES)
-    own = std[rows, y]
-    f = mean[rows, y][:, None] + own[:, None] * x
-    t = (f[:, None, :] - mean[:, :, None]) / std[:, :, None]  # [n, C, nodes]
-    phi = ndtr(t)
-    phi[rows, y] = 1.0
-    product = phi.prod(axis=1) * w  # [n, nodes]
-    # the product with Φ(t_k) replaced by its slope N(t_k)/s_k
-    density = np.exp(-0.5 * t**2) / (np.sqrt(2.0 * np.pi) * std[:, :, None])
-    density[rows, y] = 0.0
-    slope = density * (product[:, None, :] / np.maximum(phi, 1e-290))
-    dmean = -slope.sum(axis=2)
-    dvar = -0.5 * (slope * t).sum(axis=2) / std
-    dmean[rows, y] = -dmean.sum(axis=1)
-    dvar[rows, y] = 0.5 * (slope.sum(axis=1) @ x) / own
-    return product.sum(axis=1), dmean, dvar
+    n, C = mean.shape
+    t, phi, scale = np.empty(C), np.empty(C), 1.0 / np.sqrt(2.0 * np.pi)
+    dmean[:] = 0.0
+    dvar[:] = 0.0
+    for i in range(n):
+        own, p[i] = y[i], 0.0
+        for q in range(len(x)):
+            f, product = mean[i, own] + std[i, own] * x[q], w[q]
+            for k in range(C):
+                t[k] = (f - mean[i, k]) / std[i, k]
+                phi[k] = 1.0
+                if k != own and t[k] < 8.3:  # beyond it is 1 to all digits
+                    phi[k] = 0.5 * math.erfc(-t[k] * math.sqrt(0.5))
+                    product *= phi[k]
+            p[i] += product
+            total = 0.0
+            for k in range(C):
+                if k != own and abs(t[k]) < 8.3:
+                    # the product with Φ(t_k) replaced by its slope
+                    density = scale * exp(-0.5 * t[k] * t[k]) / std[i, k]
+                    slope = product / max(phi[k], 1e-290) * density
+                    dmean[i, k] -= slope
+                    dvar[i, k] -= 0.5 * slope * t[k] / std[i, k]
+                    total += slope
+            dmean[i, own] += total
+            dvar[i, own] += 0.5 * total * x[q] / std[i, own]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ _EXACT_TOLERANCE, _VARIATIONAL_TOLERANCE = 1e-9, 1e-4
 
 #: Rows times latent functions that a sparse expert is trained on at most; its q(u) is then found
 #: from all of its rows.
-TRAINING_SITES = 100_000
+TRAINING_SITES = 50_000
 
 #: Pairs of an expert and a target that sparse experts' θ is first found from, and the rows of each,
 #: at most.
@@ -43,7 +43,7 @@ _PAIRS, _PAIR_ROWS = 64, 1000
 #: Experts and rows of each that the signal variance of a classifier is chosen on, at most; and the
 #: steps and bounds of the choice.
 _SIGNAL_EXPERTS, _SIGNAL_ROWS = 16, 1000
-_SIGNAL_STEP, _SIGNAL_GAIN, _SIGNAL_RANGE = np.sqrt(10.0), 0.03, (1e-2, 1e2)
+_SIGNAL_STEP, _SIGNAL_GAIN, _SIGNAL_RANGE = np.sqrt(10.0), 0.03, (0.9e-2, 1.1e2)
 
 SPREAD = 0.3
 Report = Callable[[int, float], None]

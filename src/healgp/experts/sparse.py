@@ -25,7 +25,7 @@ Array = np.ndarray
 
 #: Gain of the ELBO per row at which natural-gradient steps end, and their number at most: while
 #: kernel and inducing inputs are still moving, and for the model.
-_TRAINING_STEPS, _FINAL_STEPS = (1e-3, 5), (1e-6, 50)
+_TRAINING_STEPS, _FINAL_STEPS = (1e-3, 5), (1e-4, 30)
 
 #: Rows that inducing inputs are chosen among, at least; twenty for each of them if that is more.
 _CHOICE = 10_000
@@ -133,8 +133,9 @@ class SparseCommittee:
         return (function(j, engine.map) for j in experts)
 
     def _expert(
-        self, j: int, theta: Hyperparameters, likelihood: Likelihood, Z: Array, blocks_map: Any
-    ) -> Expert:
+        self, j: int, theta: Hyperparameters, likelihood: Likelihood, Z: Array, blocks_map: Any,
+        with_gradient: bool = False,
+    ) -> Expert:  # fmt: skip
         frame = Frame.of(self.kernel, theta, self._inducing(Z, j))
         if frame is None:
             raise ExpertError(
@@ -143,7 +144,7 @@ class SparseCommittee:
                 "extreme values."
             )
         rows = slice(self.offsets[j], self.offsets[j + 1])
-        return Expert(frame, likelihood, self.X[rows], self.y[rows], blocks_map)
+        return Expert(frame, likelihood, self.X[rows], self.y[rows], blocks_map, with_gradient)
 
     def _improved(
         self, expert: Expert, j: int, tolerance: float, max_steps: int
@@ -170,7 +171,7 @@ class SparseCommittee:
         log shape), and by Z. The sites are left where the maximum is, for the next call."""
 
         def run(j: int, blocks_map: Any) -> tuple[float, Array, Array]:
-            expert = self._expert(j, theta, likelihood, Z, blocks_map)
+            expert = self._expert(j, theta, likelihood, Z, blocks_map, with_gradient=True)
             _, q = self._improved(expert, j, *_TRAINING_STEPS)
             there = expert.evaluate(q, gradient=True)
             assert there.gradient is not None

@@ -143,26 +143,6 @@ def covariances_and_slopes(kernel, shape, signal, ZT, XT, K, slope, tilt):
 
 
 @_SUM
-def _contract(ZT, XT, G, slope, lengthscales, inducing, s):
-    """Adds to lengthscales[d] Σ_ij G_ij φ′_ij (z_id − x_jd)² and to inducing[d, i]
-    Σ_j G_ij φ′_ij (z_id − x_jd)."""
-    D, n = XT.shape
-    for i in range(len(G)):
-        g, p = G[i], slope[i]
-        for j in range(n):
-            s[j] = g[j] * p[j]
-        for d in range(D):
-            z, row, first, second = ZT[d, i], XT[d], 0.0, 0.0
-            for j in range(n):
-                delta = z - row[j]
-                product = s[j] * delta
-                first += product
-                second += product * delta
-            inducing[d, i] += first
-            lengthscales[d] += second
-
-
-@_SUM
 def _variances(V, T, out):
     """out[c, j] = Σ_i V_ij (T_cij − V_ij)."""
     C, M, n = T.shape
@@ -185,6 +165,16 @@ def _add_products(V, T, weights, out):
             t, w = T[c, i], weights[c]
             for j in range(n):
                 row[j] += 2.0 * (t[j] - v[j]) * w[j]
+
+
+@dataclass
+class Cross:
+    """K(Z, X) [M, n] and its slopes at scaled rows XT [D, n]."""
+
+    XT: Array
+    K: Array
+    slope: Array  # σ²φ′
+    tilt: Array  # σ² ∂φ/∂log shape; for a kernel without a shape one row that means nothing
 
 
 @dataclass
@@ -219,16 +209,15 @@ class Frame:
     def scaled(self, X: Array) -> Array:
         return np.ascontiguousarray((X / self.theta.lengthscales).T)
 
-    def with_slopes(self, XT: Array) -> tuple[Array, Array, Array]:
-        """K(Z, X) [M, n], σ²φ′, and σ² ∂φ/∂log shape (one row of rubbish for a kernel without)."""
-        M, n = self.n_inducing, XT.shape[1]
+    def cross(self, XT: Array) -> Cross:
+        """K(Z, X) with slopes, at scaled rows XT [D, n]."""
+        M, n, theta = self.n_inducing, XT.shape[1], self.theta
         K, slope = np.empty((2, M, n))
         tilt = np.empty((M if self.kernel in SHAPE_NAMES else 1, n))
-        theta = self.theta
         covariances_and_slopes(
             KERNELS[self.kernel], theta.shape, theta.signal_variance, self.ZT, XT, K, slope, tilt
         )
-        return K, slope, tilt
+        return Cross(XT, K, slope, tilt)
 
     def features(self, X: Array) -> Array:
         """V = U⁻ᵀ K(Z, X) [M, n] at the rows X [n, D]."""
@@ -261,16 +250,17 @@ class Gradient:
         self.inducing += other.inducing
         return self
 
-    def through_kernel(self, frame: Frame, XT: Array, G: Array, times_inducing: float) -> None:
-        """Through K(Z, X), G being the derivative by it."""
-        K, slope, tilt = frame.with_slopes(XT)
-        lengthscales, inducing = np.zeros(len(XT)), np.zeros_like(frame.ZT)
-        _contract(frame.ZT, XT, G, slope, lengthscales, inducing, np.empty(XT.shape[1]))
-        self.lengthscales -= 2.0 * lengthscales
-        self.inducing += 2.0 * times_inducing * inducing.T / frame.theta.lengthscales
-        self.signal += float(np.vdot(G, K))
+    def through_kernel(self, frame: Frame, cross: Cross, G: Array, times_inducing: float) -> None:
+        """Through K(Z, X), G being the derivative by it: with H = G ∘ σ²φ′, log ℓ_d gets
+        −2 Σ_ij H_ij (z_id − x_jd)² and z_id gets 2 Σ_j H_ij (z_id − x_jd) / ℓ_d."""
+        H, XT, ZT = G * cross.slope, cross.XT, frame.ZT
+        sums, first, second = H.sum(axis=1), H @ XT.T, H @ (XT * XT).T
+        apart = ZT.T * sums[:, None] - first
+        self.lengthscales -= 2.0 * (ZT.T * (apart - first) + second).sum(axis=0)
+        self.inducing += 2.0 * times_inducing * apart / frame.theta.lengthscales
+        self.signal += float(np.vdot(G, cross.K))
         if frame.kernel in SHAPE_NAMES:
-            self.shape += float(np.vdot(G, tilt))
+            self.shape += float(np.vdot(G, cross.tilt))
 
 
 def block_rows(M: int, C: int) -> int:
@@ -293,28 +283,40 @@ class Expert:
     `blocks_map`, which may be that of a thread pool."""
 
     def __init__(
-        self, frame: Frame, likelihood: Likelihood, X: Array, y: Array, blocks_map: Map = map
-    ) -> None:
+        self, frame: Frame, likelihood: Likelihood, X: Array, y: Array, blocks_map: Map = map,
+        with_gradient: bool = False,
+    ) -> None:  # fmt: skip
         self.frame, self.likelihood, self.X, self.y, self.map = frame, likelihood, X, y, blocks_map
+        self.with_gradient = with_gradient  # slopes will be needed: make them with V
         M, n = frame.n_inducing, len(y)
         rows = block_rows(M, likelihood.n_latent)
         self.parts = [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
-        self._kept: dict[int, Array] | None = {} if M * n * 8 <= FEATURE_BYTES else None
+        self._kept: dict[int, tuple[Array, Cross | None]] | None = (
+            {} if 3 * M * n * 8 <= FEATURE_BYTES else None
+        )
 
-    def features(self, part: slice) -> Array:
-        """V [M, rows] of a block."""
-        if self._kept is None:
-            return self.frame.features(self.X[part])
-        if part.start not in self._kept:
-            self._kept[part.start] = self.frame.features(self.X[part])
-        return self._kept[part.start]
+    def features(self, part: slice, slopes: bool = False) -> tuple[Array, Cross | None]:
+        """V [M, rows] of a block, and K_uf with its slopes where they are asked for; both are kept
+        if there is room."""
+        kept = self._kept.get(part.start) if self._kept is not None else None
+        if kept is not None and (kept[1] is not None or not slopes):
+            return kept
+        X = self.X[part]
+        if slopes or self.with_gradient:
+            cross = self.frame.cross(self.frame.scaled(X))
+            made: tuple[Array, Cross | None] = self.frame.R.T @ cross.K, cross
+        else:
+            made = self.frame.features(X), None
+        if self._kept is not None:
+            self._kept[part.start] = made
+        return made
 
     def posterior(self, sites: Sites) -> Posterior | None:
         """q with S⁻¹ = I + V diag(weight) Vᵀ and S⁻¹m = V shift; None if it cannot be found."""
         C, M = self.likelihood.n_latent, self.frame.n_inducing
 
         def statistics(part: slice) -> tuple[Array, Array]:
-            V, here = self.features(part), sites[part]
+            (V, _), here = self.features(part), sites[part]
             precision = np.empty((C, M, M))
             for c in range(C):
                 A = V * np.sqrt(here.weight[:, c])
@@ -336,19 +338,19 @@ class Expert:
         value, total, product = -q.kl, Gradient.zero(M, D), np.zeros((M, M))
 
         def run(part: slice) -> tuple[float, Gradient | None, Array | None]:
-            V = self.features(part)
+            V, cross = self.features(part, gradient)
             mean, var, T = q.latent(V, signal)
             e = self.likelihood.expectations(self.y[part], mean, var)
             # a likelihood that is not log-concave can have a negative weight, which would cost S
             # its definiteness
             new.weight[part] = np.maximum(-2.0 * e.var, 0.0)
             new.shift[part] = e.mean + new.weight[part] * mean
-            if not gradient:
+            if cross is None or not gradient:
                 return float(e.value.sum()), None, None
             G = q.mean.T @ e.mean.T
             _add_products(V, T, np.ascontiguousarray(e.var.T), G)
             here = Gradient.zero(M, D)
-            here.through_kernel(self.frame, self.frame.scaled(self.X[part]), self.frame.R @ G, 1.0)
+            here.through_kernel(self.frame, cross, self.frame.R @ G, 1.0)
             here.signal += signal * float(e.var.sum())
             here.parameter = e.parameter
             return float(e.value.sum()), here, G @ V.T
@@ -365,7 +367,9 @@ class Expert:
         # through K_uu = UᵀU: only the lower triangle of (∂ELBO/∂V)Vᵀ matters
         inner = np.tril(product) + np.tril(product, -1).T
         R = self.frame.R
-        total.through_kernel(self.frame, self.frame.ZT, -0.5 * R @ inner @ R.T, 2.0)
+        cross = self.frame.cross(self.frame.ZT)
+        cross.K = self.frame.K  # with its jitter
+        total.through_kernel(self.frame, cross, -0.5 * R @ inner @ R.T, 2.0)
         return Pass(value, new, total)
 
     def improve(
@@ -402,7 +406,7 @@ class Expert:
         """Σ_i log p(y_i | the other rows): each row's own site is taken out of q."""
         signal, total = self.frame.theta.signal_variance, 0.0
         for part in self.parts:
-            V, here = self.features(part), sites[part]
+            (V, _), here = self.features(part), sites[part]
             mean, var, _ = q.latent(V, signal)
             rest = np.maximum(signal - (V * V).sum(axis=0), 0.0)[:, None]
             own = np.maximum(var - rest, 0.0)

@@ -1,0 +1,145 @@
+"""Sparse experts: a step against its matrix products, and MNIST from end to end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+from timing import best, in_threads, table
+
+from healgp.engines.local import LocalEngine, blas_threads
+from healgp.experts.sparse import SparseCommittee
+from healgp.experts.variational import Expert, Frame, Sites
+from healgp.kernels import Hyperparameters
+from healgp.likelihoods import Bernoulli, Gaussian, Likelihood, RobustMax, Softmax
+
+
+def step(repeats: int, threads: int = 2) -> str:
+    """ELBO with gradient, q(u) made from the sites included, against dgemm on arrays of the same
+    shapes: per latent function V diag(λ) Vᵀ (half of it, being symmetric) and S V; and three
+    products with V, G and K_uf."""
+    rng = np.random.default_rng(0)
+    cases: list[tuple[str, Likelihood, int, int, int]] = [
+        ("gaussian", Gaussian(-2.0), 24, 500, 100),
+        ("bernoulli", Bernoulli(), 24, 500, 100),
+        ("softmax, 10 classes", Softmax(n_classes=10), 12, 500, 100),
+        ("robustmax, 10 classes", RobustMax(n_classes=10), 12, 500, 100),
+        ("softmax, 10 classes", Softmax(n_classes=10), 2, 2000, 500),
+    ]
+    rows = []
+    for name, likelihood, J, n, M in cases:
+        C, D = likelihood.n_latent, 20
+        X = rng.standard_normal((J * n, D))
+        y = rng.integers(0, max(C, 2), J * n).astype(float)
+        theta = Hyperparameters(np.full(D, 4.0), 10.0, 0.1)
+        groups = np.array_split(np.arange(J * n), J)
+        with LocalEngine(threads, np.ones(J)) as engine:
+            committee = SparseCommittee.from_groups(
+                X, y, groups, "rbf", theta, likelihood, M, rng, engine
+            )
+            sites = Sites(np.full((J * n, C), 0.1), rng.standard_normal((J * n, C)))
+
+            def ours(j: int) -> None:
+                part = groups[j]
+                frame = Frame.of("rbf", theta, committee.Z[M * j : M * (j + 1)])
+                expert = Expert(frame, likelihood, X[part], y[part], with_gradient=True)
+                expert.evaluate(expert.posterior(sites[part]), gradient=True)
+
+            spent = best(lambda: in_threads(ours, J, threads), repeats)
+        V, S = rng.standard_normal((M, n)), rng.standard_normal((M, M))
+        half, other = rng.standard_normal((2, M, n // 2))
+        VT, halfT = np.ascontiguousarray(V.T), np.ascontiguousarray(other.T)
+
+        def products(j: int) -> None:
+            for _ in range(C):
+                half @ halfT
+                S @ V
+            S.T @ V
+            S @ V
+            V @ VT
+
+        with blas_threads(1):
+            least = best(lambda: in_threads(products, J, threads), repeats)
+        rows.append(
+            [name, J, n, M, f"{1e3 * spent:.0f}", f"{1e3 * least:.0f}", f"**{spent / least:.2f}**"]
+        )
+    head = ["likelihood", "experts", "rows each", "inducing", "step, ms", "products, ms", "ratio"]
+    return table(head, rows)
+
+
+MNIST = """
+import json, sys, time, warnings
+import numpy as np
+from sklearn.decomposition import PCA
+from healgp import ExpertGPClassifier, datasets
+warnings.simplefilter("ignore")
+parameters, settings, n = json.loads(sys.argv[1])
+X, y = datasets.load("mnist")
+pca = PCA(20, random_state=0).fit(X[:60_000].astype(float))
+Z = pca.transform(X.astype(float))
+train, test = slice(0, n), slice(60_000, 70_000)
+del X
+ExpertGPClassifier(max_iter=1).fit(Z[:300], y[:300]).predict(Z[:10])  # load or compile the core
+start = time.perf_counter()
+model = ExpertGPClassifier(random_state=0, **parameters).fit(Z[train], y[train])
+fitted = time.perf_counter()
+model.predict_proba(Z[test])
+predicted = time.perf_counter()
+results = []
+for p in model.predict_many(Z[test], settings):
+    order = np.argsort(-p, axis=1)
+    hits = np.cumsum(order[:, :3] == y[test, None], axis=1).mean(axis=0)
+    nlpd = -np.log(p[np.arange(10_000), y[test]]).mean()
+    results.append([*hits, nlpd])
+with open("/proc/self/status") as lines:
+    peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+print(json.dumps(dict(fit=fitted - start, predict=predicted - fitted, peak=peak,
+                      n_iter=model.n_iter_, results=results)))
+"""
+
+
+def mnist(quick: bool) -> str:
+    """All of MNIST: our defaults, and the columns of the paper's table."""
+    entropy = dict(aggregation="rbcm", weighting="entropy")
+    paper = dict(partition="random", likelihood="robustmax", temperature=10.0)
+    single = dict(points_per_expert=None, n_inducing=500, likelihood="robustmax")
+    cases: list[tuple[dict, list[tuple[str, dict, str]]]] = [
+        ({}, [("our defaults", {}, "")]),
+        (
+            paper,
+            [
+                ("gPoE uniform", dict(weighting="uniform"), "0.893, 0.955, 0.975, 0.382"),
+                ("gPoE softmax-variance", {}, "0.911, 0.965, 0.982, 0.309"),
+                ("barycenter", dict(aggregation="barycenter"), "0.912, 0.965, 0.982, 0.308"),
+                ("rBCM entropy", entropy, "0.895, 0.956, 0.976, 0.878"),
+            ],
+        ),
+        (single, [("one SVGP, 500 inducing inputs", {}, "0.862, 0.940, 0.967, 0.469")]),
+    ]
+    rows: list[list[str]] = []
+    for parameters, columns in cases:
+        argument = json.dumps([parameters, [s for _, s, _ in columns], 6_000 if quick else 60_000])
+        run = subprocess.run(
+            [sys.executable, "-c", MNIST, argument], capture_output=True, text=True
+        )
+        if run.returncode:
+            return "MNIST is not in HEALGP_DATA.\n"
+        r = json.loads(run.stdout.splitlines()[-1])
+        for i, ((name, _, printed), values) in enumerate(zip(columns, r["results"], strict=True)):
+            cells = [f"{r['fit']:.0f}", f"{r['predict']:.1f}", f"{r['peak']:.0f}"]
+            cells = cells if i == 0 else ["″"] * 3
+            rows.append([name, *(f"{v:.4f}" for v in values), printed, *cells])
+    head = [
+        "",
+        "top 1",
+        "top 2",
+        "top 3",
+        "NLPD",
+        "the paper's",
+        "fit, s",
+        "predict, s",
+        "peak, MB",
+    ]
+    return table(head, rows)
