@@ -176,7 +176,7 @@ def test_labels_of_any_type(names):
         model.predict_proba(X)[:, order], reference.predict_proba(X), atol=2e-2
     )
     assert np.isfinite(model.log_predictive_density(X, names[Y])).all()
-    with pytest.raises(ValueError, match="not among those"):
+    with pytest.raises(ValueError, match="is not among"):
         model.log_predictive_density(X[:1], [{"U": "oak", "O": "oak"}.get(names.dtype.kind, 77)])
 
 

@@ -44,3 +44,15 @@ def test_shapes_that_would_spread_out_are_refused(predictions):
     with pytest.raises(ValueError, match="shape"):
         metrics.rmse(y[:, None], mean)
     assert metrics.nlpd(y, mean, 1.0) == metrics.nlpd(y, mean, np.ones(30))
+
+
+def test_top_k_accuracy_against_scikit_learn(rng):
+    from sklearn.metrics import top_k_accuracy_score
+
+    p = rng.dirichlet(np.ones(6), 200)
+    y = rng.integers(0, 6, 200)
+    for k in (1, 2, 3):
+        expected = top_k_accuracy_score(y, p, k=k, labels=range(6))
+        assert metrics.top_k_accuracy(y, p, k) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="y has shape"):
+        metrics.top_k_accuracy(y[:3], p)

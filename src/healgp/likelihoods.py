@@ -15,7 +15,7 @@ from functools import cache
 from typing import Self
 
 import numpy as np
-from scipy.special import gammaln, log_ndtr, logsumexp, ndtr, pdtr, softmax
+from scipy.special import erfcx, gammaln, log_ndtr, logsumexp, ndtr, ndtri, pdtr, softmax
 from scipy.stats import norm, qmc
 
 from healgp.jit import jit
@@ -74,6 +74,10 @@ class Likelihood:
         """log p(y) [n], f being integrated out."""
         raise NotImplementedError
 
+    def first_sites(self, y: Array) -> tuple[Array, Array]:
+        """Weight and shift [n, C] to start from: silent, unless there is a better guess."""
+        return np.zeros((len(y), self.n_latent)), np.zeros((len(y), self.n_latent))
+
     def exact_sites(self, y: Array) -> tuple[Array, Array] | None:
         """Weight and shift [n, 1] with p(y | f) ∝ exp(shift·f − ½ weight·f²), where it has that
         form."""
@@ -113,8 +117,7 @@ class Poisson(Likelihood):
     parameter: float = 0.0
 
     def expectations(self, y: Array, mean: Array, var: Array) -> Expectations:
-        # a rate beyond that is an ELBO near −∞, and a step refused
-        rate = np.exp(np.minimum(self.parameter + mean + 0.5 * var, 600.0))
+        rate = self.rate(mean, var)  # cut off where the ELBO is near −∞, and a step refused
         slope = y[:, None] - rate
         return Expectations(
             (y[:, None] * (self.parameter + mean) - rate)[:, 0] - gammaln(y + 1.0),
@@ -123,36 +126,68 @@ class Poisson(Likelihood):
             float(slope.sum()),
         )
 
+    def first_sites(self, y: Array) -> tuple[Array, Array]:
+        # as if log(½ + y) had been seen, with the variance that it has for large counts
+        weight = y[:, None] + 0.5
+        return weight, weight * (np.log(weight) - self.parameter)
+
     def rate(self, mean: Array, var: Array) -> Array:
         """E[exp(c + f)], the mean of y."""
-        return np.exp(self.parameter + mean + 0.5 * var)
+        return _exp(self.parameter + mean + 0.5 * var)
 
     def variance(self, mean: Array, var: Array) -> Array:
         """Variance of y: E[λ] + var[λ], λ being log-normal."""
         rate = self.rate(mean, var)
-        return rate + rate**2 * np.expm1(var)
-
-    def _rates(self, mean: Array, var: Array) -> tuple[Array, Array]:
-        """Rates [n, nodes] and their weights."""
-        x, w = gauss_hermite(PREDICTION_NODES)
-        return np.exp(self.parameter + mean[:, None] + np.sqrt(var)[:, None] * x), w
+        return rate + rate * _exp(self.parameter + mean + 1.5 * var) * -np.expm1(-var)
 
     def log_density(self, y: Array, mean: Array, var: Array) -> Array:
         """log p(y) of each row, f being integrated out."""
-        rates, w = self._rates(mean, var)
-        terms = y[:, None] * np.log(rates) - rates - gammaln(y + 1.0)[:, None]
-        return logsumexp(terms, axis=1, b=w)
+        out = np.empty(len(y))
+        for part in _parts(len(y), PREDICTION_NODES):
+            logs, w = self._log_rates(mean[part], var[part])
+            counts = y[part, None]
+            terms = counts * logs - _exp(logs) - gammaln(counts + 1.0)
+            out[part] = logsumexp(terms, axis=1, b=w)
+        return out
 
     def quantile(self, probability: float, mean: Array, var: Array) -> Array:
-        """The smallest count k with P(y ≤ k) ≥ probability, by bisection."""
-        rates, w = self._rates(mean, var)
-        low, high = np.full(len(mean), -1.0), np.ceil(2.0 * rates.max(axis=1) + 30.0)
-        while (open_ := high - low > 1.0).any():
-            middle = np.where(open_, np.floor(0.5 * (low + high)), high)
-            enough = pdtr(middle[:, None], rates) @ w >= probability
-            high = np.where(enough, middle, high)
-            low = np.where(enough, low, middle)
-        return high
+        """The smallest count k with P(y ≤ k) ≥ probability, by bisection; of counts beyond a
+        million that of the rate, which is within a thousandth."""
+        out = np.exp(np.minimum(self.parameter + mean + np.sqrt(var) * ndtri(probability), 300.0))
+        small = np.flatnonzero(out < 1e6)
+        for part in _parts(len(small), PREDICTION_NODES):
+            rows = small[part]
+            logs, w = self._log_rates(mean[rows], var[rows])
+            rates = np.exp(np.minimum(logs, 25.0))
+            low, high = np.full(len(rows), -1.0), 2.0 * np.ceil(out[rows]) + 40.0
+            left = np.arange(len(rows))
+            # the upper bound may be too low when the rate is uncertain
+            while len(left := left[pdtr(high[left, None], rates[left]) @ w < probability]):
+                low[left], high[left] = high[left], 4.0 * high[left]
+            left = np.arange(len(rows))
+            while len(left := left[high[left] - low[left] > 1.0]):
+                middle = np.floor(0.5 * (low[left] + high[left]))
+                enough = pdtr(middle[:, None], rates[left]) @ w >= probability
+                high[left] = np.where(enough, middle, high[left])
+                low[left] = np.where(enough, low[left], middle)
+            out[rows] = high
+        return np.floor(out)
+
+    def _log_rates(self, mean: Array, var: Array) -> tuple[Array, Array]:
+        """Logarithms of rates [n, nodes] and the rates' weights."""
+        x, w = gauss_hermite(PREDICTION_NODES)
+        return self.parameter + mean[:, None] + np.sqrt(var)[:, None] * x, w
+
+
+def _exp(x: Array) -> Array:
+    """eˣ, at most e³⁰⁰: its square is still a number."""
+    return np.exp(np.minimum(x, 300.0))
+
+
+def _parts(n: int, width: int) -> list[slice]:
+    """n rows in parts, for intermediate arrays of `width` numbers per row."""
+    rows = max(_PART // width, 1)
+    return [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
 
 
 @dataclass(frozen=True)
@@ -181,8 +216,7 @@ class Bernoulli(Classification):
         sign = 2.0 * y[:, None] - 1.0
         t = sign * (mean + std * x)
         log_phi = log_ndtr(t)
-        # d log Φ(t)/dt = N(t)/Φ(t), from logs, for both vanish
-        slope = sign * np.exp(-0.5 * t**2 - log_phi) / np.sqrt(2.0 * np.pi)
+        slope = sign * np.sqrt(2.0 / np.pi) / erfcx(-np.sqrt(0.5) * t)  # N(t)/Φ(t)
         return Expectations(log_phi @ w, (slope @ w)[:, None], (slope * x) @ w[:, None] / (2 * std))
 
     def probabilities(self, mean: Array, var: Array) -> Array:
@@ -217,9 +251,7 @@ class RobustMax(Classification):
             z = (mean[:, 0] - mean[:, 1]) / np.sqrt(var.sum(axis=1))
             p = np.stack([ndtr(z), ndtr(-z)], axis=1)
             return (1.0 - self.epsilon) * p + self.epsilon * (1.0 - p)
-        rows = max(_PART // (PREDICTION_NODES * C), 1)
-        for start in range(0, n, rows):
-            part = slice(start, start + rows)
+        for part in _parts(n, PREDICTION_NODES * C):
             for c in range(C):
                 p[part, c] = _probability_of_largest(c, mean[part], std[part])
         p /= p.sum(axis=1, keepdims=True)
@@ -292,13 +324,11 @@ class Softmax(Classification):
         return Expectations(value, dmean, -0.5 * a * (1.0 - a))
 
     def probabilities(self, mean: Array, var: Array) -> Array:
-        """P(y = c) [n, C], over points of a Sobol sequence and their mirror images. Classes are
+        """P(y = c) [n, C], over points that stand for a standard normal distribution. Classes are
         taken in the order of their means, so that the answer does not depend on their numbers."""
         z = _normal_points(self.n_classes)
         p, order = np.empty_like(mean), np.argsort(mean, axis=1, kind="stable")
-        rows = max(_PART // z.size, 1)
-        for start in range(0, len(mean), rows):
-            part = slice(start, start + rows)
+        for part in _parts(len(mean), z.size):
             m = np.take_along_axis(mean[part], order[part], axis=1)
             s = np.sqrt(np.take_along_axis(var[part], order[part], axis=1))
             f = softmax(m[:, None, :] + s[:, None, :] * z, axis=2).mean(axis=1)
@@ -361,8 +391,11 @@ def _tilts(mean, var, a, log_sum):
 
 
 @cache
-def _normal_points(dimension: int) -> Array:
-    """POINTS points [POINTS, dimension] that stand for a standard normal distribution."""
-    uniform = qmc.Sobol(dimension, seed=0).random(POINTS // 2)
-    half = norm.ppf(np.clip(uniform, 1e-9, 1.0 - 1e-9))
-    return np.concatenate([half, -half])
+def _normal_points(C: int) -> Array:
+    """About POINTS points [·, C] that stand for a standard normal distribution: some of a Sobol
+    sequence, their mirror images, and all of them with the columns moved round, so that no column
+    is better off than another."""
+    n = 2 ** max(int(np.ceil(np.log2(POINTS / (2 * C)))), 2)
+    half = norm.ppf(np.clip(qmc.Sobol(C, seed=0).random(n), 1e-9, 1.0 - 1e-9))
+    points = np.concatenate([half, -half])
+    return np.concatenate([np.roll(points, k, axis=1) for k in range(C)])

@@ -1,4 +1,5 @@
-"""How good Gaussian predictions are: pure functions of y [n], mean [n] and std [n].
+"""How good predictions are: pure functions of y [n] and of Gaussian predictions, mean [n] and std [n],
+or of probabilities [n, C].
 
 `std` is that of y, noise included, in the units of y.
 
@@ -58,3 +59,13 @@ def crps(y: Array, mean: Array, std: Array) -> float:
     z = (y - mean) / std
     density = np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
     return float(np.mean(std * (z * (2.0 * ndtr(z) - 1.0) + 2.0 * density - 1.0 / np.sqrt(np.pi))))
+
+
+def top_k_accuracy(y: Array, probabilities: Array, k: int = 1) -> float:
+    """Share of rows whose class y [n], a column's number, is among the k most probable of
+    probabilities [n, C]; classes that are equally probable count by their order."""
+    y, probabilities = np.asarray(y), np.asarray(probabilities, dtype=float)
+    if probabilities.ndim != 2 or y.shape != probabilities.shape[:1]:
+        raise ValueError(f"y has shape {y.shape}, but probabilities {probabilities.shape}.")
+    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]
+    return float(np.mean((order == y[:, None]).any(axis=1)))

@@ -28,9 +28,9 @@ SHAPE_BOUNDS = (1e-2, 1e3)
 _PARAMETER_BOUND = 700.0
 
 
-#: Relative gain of the objective in an iteration at which training ends: where the objective is
-#: exact, and where it ends in a loop of natural-gradient steps.
-_EXACT_TOLERANCE, _VARIATIONAL_TOLERANCE = 1e-9, 1e-4
+#: Relative gain of the objective in an iteration at which training ends: where it is exact; where it
+#: ends in a loop of natural-gradient steps; and where only inducing inputs are left to be trained.
+_EXACT_TOLERANCE, _VARIATIONAL_TOLERANCE, _INDUCING_TOLERANCE = 1e-9, 1e-4, 5e-4
 
 #: Rows times latent functions that a sparse expert is trained on at most; its q(u) is then found
 #: from all of its rows.
@@ -137,7 +137,9 @@ def train_sparse(
         return value, np.concatenate([_tied(gradient, D, ard)[:k], by_Z.reshape(-1)])
 
     start = np.concatenate([log_theta[:k], committee.Z.reshape(-1)])
-    tolerance = _EXACT_TOLERANCE if noise else _VARIATIONAL_TOLERANCE
+    tolerance = _VARIATIONAL_TOLERANCE if with_kernel else _INDUCING_TOLERANCE
+    if noise:
+        tolerance = _EXACT_TOLERANCE
     best, iterations = _maximise(
         objective, start, bounds, len(committee.y), max_iter, tolerance, report
     )
@@ -196,15 +198,18 @@ def choose_signal(
     few = committee.sample(_SIGNAL_ROWS, experts, rng)
 
     def score(signal: float) -> float:
-        return few.leave_one_out(replace(committee.theta, signal_variance=signal), engine)
+        try:
+            return few.leave_one_out(replace(committee.theta, signal_variance=signal), engine)
+        except ExpertError:
+            return -np.inf
 
-    best = committee.theta.signal_variance
+    best = float(np.clip(committee.theta.signal_variance, *_SIGNAL_RANGE))
     best_score = score(best)
     for factor in (_SIGNAL_STEP, 1.0 / _SIGNAL_STEP):
         before = best
         while _SIGNAL_RANGE[0] <= best * factor <= _SIGNAL_RANGE[1]:
             there = score(best * factor)
-            if there <= best_score + _SIGNAL_GAIN * abs(best_score):
+            if not there > best_score + _SIGNAL_GAIN * abs(best_score):
                 break
             best, best_score = best * factor, there
         if best != before:

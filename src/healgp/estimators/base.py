@@ -3,7 +3,9 @@ new rows to aggregated latent functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -43,10 +45,24 @@ class ExpertGP(BaseEstimator):
         choose("kernel", self.kernel, tuple(KERNELS))
         check_bool("ard", self.ard)
         check_bool("standardize", self.standardize)
-        self._setting({})
+        self._setting({}, fitting=True)
         check_number("signal_variance", self.signal_variance, 0, positive=True)
         check_number("max_iter", self.max_iter, 0, integer=True)
         effective_n_jobs(self.n_jobs)
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """A fit that fails leaves an earlier one as it was: what scikit-learn's validation has
+        already replaced comes back."""
+        names = ("n_features_in_", "feature_names_in_")
+        before = {name: self.__dict__[name] for name in names if name in self.__dict__}
+        try:
+            yield
+        except BaseException:
+            for name in names:
+                self.__dict__.pop(name, None)
+            self.__dict__.update(before)
+            raise
 
     def _rng(self) -> np.random.Generator:
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
@@ -93,15 +109,22 @@ class ExpertGP(BaseEstimator):
             committee = SparseCommittee.from_groups(
                 Z, y, rows, self.kernel, theta, likelihood, n_inducing, rng, engine
             )
-            if not with_kernel and self.max_iter > 0:
-                committee.theta = training.choose_signal(committee, rng, engine)
+            max_iter = self.max_iter
+            if not with_kernel and max_iter > 0:
+                try:
+                    committee.theta = training.choose_signal(committee, rng, engine)
+                except KeyboardInterrupt:
+                    warnings.warn(
+                        "Training was interrupted; the model uses the best so far.", stacklevel=3
+                    )
+                    max_iter = 0
             limit = max(training.TRAINING_SITES // likelihood.n_latent, 10 * n_inducing)
             trained = committee
             if committee.sizes.max() > limit:
                 trained = committee.sample(limit, np.arange(committee.n_experts), rng)
-            with self._progress("training", self.max_iter, "it") as bar:
+            with self._progress("training", max_iter, "it") as bar:
                 n_iter = training.train_sparse(
-                    trained, with_kernel, self.ard, self.max_iter, scaling.x_left, scaling.y_left,
+                    trained, with_kernel, self.ard, max_iter, scaling.x_left, scaling.y_left,
                     engine, _reporter(bar, "ELBO per row"),
                 )  # fmt: skip
                 bar.total = bar.n
@@ -139,8 +162,8 @@ class ExpertGP(BaseEstimator):
         return self._scaling.mean(unit * mean), self._scaling.var(unit**2 * var)
 
     def expert_weights(self, X: Any) -> Array:
-        """Weight [J, n] of each expert at each row under the estimator's setting: for a look at a
-        modest number of rows."""
+        """Weight of each expert at each row under the estimator's setting, [J, n], with a last axis
+        for the latent functions where there are several: for a look at a modest number of rows."""
         new, setting = self._new_rows(X), self._setting({})
         committee, prior = self._committee_and_prior(setting.aggregation, new)
         mean, var = self._moments(committee, new)
@@ -159,7 +182,7 @@ class ExpertGP(BaseEstimator):
         check_is_fitted(self)
         return float(self.temperature)
 
-    def _setting(self, changes: Mapping[str, Any]) -> Setting:
+    def _setting(self, changes: Mapping[str, Any], fitting: bool = False) -> Setting:
         names = self._setting_names
         unknown = set(changes) - set(names)
         if unknown:
@@ -170,7 +193,8 @@ class ExpertGP(BaseEstimator):
         setting = Setting(
             **({"space": "f"} | {name: getattr(self, name) for name in names} | dict(changes))
         )
-        if setting.aggregation == "grbcm" and self._is_sparse():
+        sparse = self._is_sparse() if fitting else isinstance(self._committee, SparseCommittee)
+        if setting.aggregation == "grbcm" and sparse:
             raise ValueError(
                 "aggregation='grbcm' conditions every expert on the communication set as well, "
                 "which needs exact experts. Choose another rule, or for a Gaussian likelihood "
@@ -236,7 +260,7 @@ class ExpertGP(BaseEstimator):
             return committee, Prior(0.0, committee.theta.signal_variance / committee.unit**2)
         if self._grbcm is None:
             if not isinstance(self._committee, Committee) or self._communication is None:
-                raise ValueError("The model was fitted with sparse experts; fit it again.")
+                raise RuntimeError("a sparse committee has no communication set")
             self._grbcm = self._committee.with_communication(self._communication)
         augmented, communication, _ = self._grbcm
         setting = Setting("poe", "ones", 0.0, None, "f")  # one expert's product is the expert

@@ -73,7 +73,8 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
     lengthscale, signal_variance, noise_variance : float, default=1.0, 1.0, 0.1
         Where training starts, in standardised units. lengthscale may be an array of one per column.
     max_iter : int, default=100
-        Most iterations of L-BFGS-B. 0 keeps the starting values. θ stays within lengthscale
+        Most iterations of L-BFGS-B (with sparse experts twice: for a start on exact ones, and for
+        the ELBO). 0 keeps the starting values. θ stays within lengthscale
         [0.02, 200], signal variance [1e-4, 1e4], noise variance [1e-5, 100] and, for
         "rational_quadratic", alpha [0.01, 1000], in units of the deviations of X and y. A
         lengthscale at 200 means that its column does not matter.
@@ -81,7 +82,8 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
         depend on it, but for rounding where there are fewer experts than threads.
     random_state : int, RandomState or None, default=None
-        Decides the partition and the communication set of "grbcm".
+        Decides the partition, the communication set of "grbcm", and the rows that sparse experts
+        are first trained on.
     verbose : int, default=0
         1 shows progress bars.
 
@@ -162,6 +164,10 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         X is [N, D], y is [N], both finite. Ctrl-C ends training with the best θ so far.
         """
         self._check_parameters()
+        with self._all_or_nothing():
+            return self._fit(X, y)
+
+    def _fit(self, X: Any, y: Any) -> Self:
         X, y = validate_data(
             self, X, y, dtype=np.float64, order="C", y_numeric=True, multi_output=True
         )
@@ -232,12 +238,13 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         self._check_shared()
         check_number("noise_variance", self.noise_variance, 0, positive=True)
 
-    def _setting(self, changes: Mapping[str, Any]) -> Setting:
-        setting = super()._setting(changes)
-        if setting.space == "y" and self.likelihood != "gaussian":
+    def _setting(self, changes: Mapping[str, Any], fitting: bool = False) -> Setting:
+        setting = super()._setting(changes, fitting)
+        counts = self.likelihood == "poisson" if fitting else self._poisson() is not None
+        if setting.space == "y" and counts:
             raise ValueError(
-                f"space='y' combines predictions of noisy y, which are Gaussian; with likelihood="
-                f"{self.likelihood!r} they are not. Use space='f'."
+                "space='y' combines predictions of noisy y, which are Gaussian; with likelihood="
+                "'poisson' they are not. Use space='f'."
             )
         return setting
 

@@ -60,7 +60,7 @@ class SparseCommittee:
         order = np.concatenate(groups)
         return cls(
             X[order], y[order], _offsets(groups), kernel, theta, likelihood,
-            np.concatenate(Z), _offsets(Z), Sites.silent(len(order), likelihood.n_latent),
+            np.concatenate(Z), _offsets(Z), Sites(*likelihood.first_sites(y[order])),
         )  # fmt: skip
 
     def sample(self, limit: int, experts: Array, rng: np.random.Generator) -> SparseCommittee:
@@ -103,7 +103,7 @@ class SparseCommittee:
         """One size for each piece that a thread can take, for the engine."""
         M = int(np.diff(self.z_offsets).max())
         rows = block_rows(M, self.likelihood.n_latent)
-        return np.minimum(np.full(max(self.n_experts, len(self.y) // rows + 1), rows), 1000)
+        return np.full(max(self.n_experts, len(self.y) // rows + 1), rows)
 
     def _kept(self) -> Array:
         """Which experts' posteriors are kept in memory."""
@@ -153,8 +153,8 @@ class SparseCommittee:
         rows = slice(self.offsets[j], self.offsets[j + 1])
         found = expert.improve(self.sites[rows], tolerance, max_steps)
         if found is None:
-            silent = Sites.silent(len(expert.y), self.likelihood.n_latent)
-            found = expert.improve(silent, tolerance, max_steps)
+            first = Sites(*expert.likelihood.first_sites(expert.y))
+            found = expert.improve(first, tolerance, max_steps)
         if found is None:
             raise ExpertError(
                 f"The variational posterior of expert {j} ({len(expert.y)} rows) could not be "

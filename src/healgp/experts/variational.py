@@ -39,8 +39,12 @@ JITTER = (1e-8, 1e-6, 1e-4)
 #: Rows in a block at most, and numbers in its largest array [C, M, rows].
 ROWS, _BLOCK = 512, 2**22
 
-#: Bytes of V that an expert keeps while θ and Z stay; beyond it V is made again in every pass.
+#: Bytes of V and K_uf that an expert keeps while θ and Z stay; beyond it they are made again in
+#: every pass.
 FEATURE_BYTES = 2**28
+
+#: Steps that may be refused and shortened before natural-gradient steps are given up.
+_HALVINGS = 20
 
 _SUM = jit("contract", "reassoc")
 
@@ -253,7 +257,8 @@ class Gradient:
     def through_kernel(self, frame: Frame, cross: Cross, G: Array, times_inducing: float) -> None:
         """Through K(Z, X), G being the derivative by it: with H = G ∘ σ²φ′, log ℓ_d gets
         −2 Σ_ij H_ij (z_id − x_jd)² and z_id gets 2 Σ_j H_ij (z_id − x_jd) / ℓ_d."""
-        H, XT, ZT = G * cross.slope, cross.XT, frame.ZT
+        H, centre = G * cross.slope, frame.ZT.mean(axis=1, keepdims=True)
+        XT, ZT = cross.XT - centre, frame.ZT - centre  # else squares would lose digits
         sums, first, second = H.sum(axis=1), H @ XT.T, H @ (XT * XT).T
         apart = ZT.T * sums[:, None] - first
         self.lengthscales -= 2.0 * (ZT.T * (apart - first) + second).sum(axis=0)
@@ -383,23 +388,20 @@ class Expert:
         q = self.posterior(sites)
         if q is None or exact is not None:
             return None if q is None else (sites, q)
-        now, step = self.evaluate(q), 1.0
-        for _ in range(max_steps):
+        now, step, taken = self.evaluate(q), 1.0, 0
+        for _ in range(max_steps + _HALVINGS):
             trial = sites.towards(now.sites, step)
             trial_q = self.posterior(trial)
             there = self.evaluate(trial_q) if trial_q is not None else None
-            if (
-                trial_q is None
-                or there is None
-                or not there.elbo >= now.elbo - 1e-10 * abs(now.elbo)
-            ):
-                step *= 0.5
+            slack = 1e-10 * abs(now.elbo)
+            if trial_q is None or there is None or not there.elbo >= now.elbo - slack:
+                step *= 0.25
                 continue
-            gain = there.elbo - now.elbo
-            sites, q, now = trial, trial_q, there
-            if gain < tolerance * len(self.y) * step:
+            gain, enough = there.elbo - now.elbo, tolerance * len(self.y) * step
+            sites, q, now, taken = trial, trial_q, there, taken + 1
+            if gain < enough or taken == max_steps:
                 break
-            step = min(1.0, 1.5 * step)
+            step = min(1.0, 2.0 * step)
         return (sites, q) if np.isfinite(now.elbo) else None
 
     def leave_one_out(self, sites: Sites, q: Posterior) -> float:
