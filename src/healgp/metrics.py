@@ -1,4 +1,4 @@
-"""How good predictions are: pure functions of y [n] and of Gaussian predictions, mean [n] and std [n],
+"""How good predictions are: pure functions of y [n] and of Gaussian predictions, mean [n], std [n],
 or of probabilities [n, C].
 
 `std` is that of y, noise included, in the units of y.

@@ -28,8 +28,8 @@ SHAPE_BOUNDS = (1e-2, 1e3)
 _PARAMETER_BOUND = 700.0
 
 
-#: Relative gain of the objective in an iteration at which training ends: where it is exact; where it
-#: ends in a loop of natural-gradient steps; and where only inducing inputs are left to be trained.
+#: Relative gain of the objective in an iteration at which training ends: where it is exact; where
+#: it ends in a loop of natural-gradient steps; and where only inducing inputs are trained.
 _EXACT_TOLERANCE, _VARIATIONAL_TOLERANCE, _INDUCING_TOLERANCE = 1e-9, 1e-4, 5e-4
 
 #: Rows times latent functions that a sparse expert is trained on at most; its q(u) is then found
@@ -40,12 +40,16 @@ TRAINING_SITES = 50_000
 #: at most.
 _PAIRS, _PAIR_ROWS = 64, 1000
 
-#: Experts and rows of each that the signal variance of a classifier is chosen on, at most; and the
-#: steps and bounds of the choice.
-_SIGNAL_EXPERTS, _SIGNAL_ROWS = 16, 1000
+#: Deviation of a prior that draws the logarithms of their lengthscales together: with a few hundred
+#: rows and some tens of columns the most likely lengthscales overfit.
+_SPREAD = 0.3
+
+#: Experts and rows of each that the signal variance of a classifier is chosen on, at most, and the
+#: share of them that is held out; the factor of a step, the least share that it must gain, and
+#: where the variance may go.
+_SIGNAL_EXPERTS, _SIGNAL_ROWS, _SIGNAL_HELD = 16, 1000, 0.25
 _SIGNAL_STEP, _SIGNAL_GAIN, _SIGNAL_RANGE = np.sqrt(10.0), 0.03, (0.9e-2, 1.1e2)
 
-SPREAD = 0.3
 Report = Callable[[int, float], None]
 
 
@@ -69,7 +73,9 @@ def train(
     spread: float = np.inf,
 ) -> Training:
     """Maximises Σ_j log p(y⁽ʲ⁾ | X⁽ʲ⁾, θ) from committee.theta, within the bounds above times the
-    scales of X [D] and y. An evaluation that fails, or Ctrl-C, keeps the best θ so far."""
+    scales of X [D] and y. An evaluation that fails, or Ctrl-C, keeps the best θ so far. `brief`
+    training is a start for another; `spread` is the deviation of a prior that draws the logarithms
+    of the lengthscales together."""
     if max_iter == 0:
         return Training(committee.theta, 0)
     D = len(scale_X)
@@ -179,15 +185,20 @@ def train_on_targets(
     committee = Committee.from_groups(X, X[:, 0], [r for r, _ in pairs], kernel, start)
     committee.y = y
     with LocalEngine(n_jobs, committee.sizes) as engine:
+        # distances grow with the root of the number of columns; where the lengthscales are too
+        # short for that, nothing is near anything, and the gradient has nothing to say
+        longer = replace(start, lengthscales=np.sqrt(X.shape[1]) * start.lengthscales)
+        if committee.objective(longer, engine)[0] > committee.objective(start, engine)[0]:
+            committee.theta = longer
         return train(
-            committee, ard, max_iter, scale_X, scale, engine, brief=True, spread=SPREAD
+            committee, ard, max_iter, scale_X, scale, engine, brief=True, spread=_SPREAD
         ).theta
 
 
 def choose_signal(
     committee: SparseCommittee, rng: np.random.Generator, engine: LocalEngine
 ) -> Hyperparameters:
-    """θ with the signal variance that predicts each row best from the others of its expert.
+    """θ with the signal variance under which experts best predict rows that are held out.
 
     Steps of a factor from the present one, up while it helps, else down; on some experts. For
     classes it is a better judge than the ELBO: a variance that few inducing inputs cannot remove
@@ -196,10 +207,11 @@ def choose_signal(
     J = committee.n_experts
     experts = np.sort(rng.choice(J, min(J, _SIGNAL_EXPERTS), replace=False))
     few = committee.sample(_SIGNAL_ROWS, experts, rng)
+    held = rng.random(len(few.y)) < _SIGNAL_HELD
 
     def score(signal: float) -> float:
         try:
-            return few.leave_one_out(replace(committee.theta, signal_variance=signal), engine)
+            return few.held_out(replace(committee.theta, signal_variance=signal), held, engine)
         except ExpertError:
             return -np.inf
 

@@ -132,10 +132,7 @@ class SparseCommittee:
             return engine.map(lambda j: function(j, map), experts)
         return (function(j, engine.map) for j in experts)
 
-    def _expert(
-        self, j: int, theta: Hyperparameters, likelihood: Likelihood, Z: Array, blocks_map: Any,
-        with_gradient: bool = False,
-    ) -> Expert:  # fmt: skip
+    def _frame(self, j: int, theta: Hyperparameters, Z: Array) -> Frame:
         frame = Frame.of(self.kernel, theta, self._inducing(Z, j))
         if frame is None:
             raise ExpertError(
@@ -143,14 +140,22 @@ class SparseCommittee:
                 f"definite (signal_variance={theta.signal_variance:.3g}). Leave out columns with "
                 "extreme values."
             )
-        rows = slice(self.offsets[j], self.offsets[j + 1])
-        return Expert(frame, likelihood, self.X[rows], self.y[rows], blocks_map, with_gradient)
+        return frame
+
+    def _expert(
+        self, j: int, theta: Hyperparameters, likelihood: Likelihood, Z: Array, blocks_map: Any,
+        with_gradient: bool = False,
+    ) -> tuple[Expert, slice]:  # fmt: skip
+        """Expert j, and where its rows are."""
+        rows, frame = slice(self.offsets[j], self.offsets[j + 1]), self._frame(j, theta, Z)
+        expert = Expert(frame, likelihood, self.X[rows], self.y[rows], blocks_map, with_gradient)
+        return expert, rows
 
     def _improved(
-        self, expert: Expert, j: int, tolerance: float, max_steps: int
-    ) -> tuple[Sites, Posterior]:
-        """q(u) of an expert, from its sites; from none if that fails. Its sites are replaced."""
-        rows = slice(self.offsets[j], self.offsets[j + 1])
+        self, expert: Expert, j: int, rows: slice | Array, tolerance: float, max_steps: int
+    ) -> Posterior:
+        """q(u) of an expert on some rows, from their sites, or anew if that fails. The sites are
+        replaced."""
         found = expert.improve(self.sites[rows], tolerance, max_steps)
         if found is None:
             first = Sites(*expert.likelihood.first_sites(expert.y))
@@ -162,7 +167,7 @@ class SparseCommittee:
                 "or leave out rows with extreme values."
             )
         self.sites.weight[rows], self.sites.shift[rows] = found[0].weight, found[0].shift
-        return found
+        return found[1]
 
     def objective(
         self, theta: Hyperparameters, likelihood: Likelihood, Z: Array, engine: LocalEngine
@@ -171,8 +176,8 @@ class SparseCommittee:
         log shape), and by Z. The sites are left where the maximum is, for the next call."""
 
         def run(j: int, blocks_map: Any) -> tuple[float, Array, Array]:
-            expert = self._expert(j, theta, likelihood, Z, blocks_map, with_gradient=True)
-            _, q = self._improved(expert, j, *_TRAINING_STEPS)
+            expert, rows = self._expert(j, theta, likelihood, Z, blocks_map, with_gradient=True)
+            q = self._improved(expert, j, rows, *_TRAINING_STEPS)
             there = expert.evaluate(q, gradient=True)
             assert there.gradient is not None
             g = there.gradient
@@ -186,12 +191,18 @@ class SparseCommittee:
             by_Z.append(c)
         return value, gradient, np.concatenate(by_Z)
 
-    def leave_one_out(self, theta: Hyperparameters, engine: LocalEngine) -> float:
-        """Σ_i log p(y_i | the other rows of its expert) at θ."""
+    def held_out(self, theta: Hyperparameters, held: Array, engine: LocalEngine) -> float:
+        """Σ log p(y_i) over the rows that are held out (a mask), each predicted by its own expert
+        from its other rows."""
 
         def run(j: int, blocks_map: Any) -> float:
-            expert = self._expert(j, theta, self.likelihood, self.Z, blocks_map)
-            return expert.leave_one_out(*self._improved(expert, j, *_TRAINING_STEPS))
+            rows = np.arange(self.offsets[j], self.offsets[j + 1])
+            new, rows = rows[held[rows]], rows[~held[rows]]
+            frame = self._frame(j, theta, self.Z)
+            expert = Expert(frame, self.likelihood, self.X[rows], self.y[rows], blocks_map)
+            q = self._improved(expert, j, rows, *_TRAINING_STEPS)
+            mean, var, _ = q.latent(frame.features(self.X[new]), theta.signal_variance)
+            return float(self.likelihood.log_density(self.y[new], mean, var).sum())
 
         return sum(self._each(run, engine))
 
@@ -200,8 +211,8 @@ class SparseCommittee:
         self._states, kept = [None] * self.n_experts, self._kept()
 
         def run(j: int, blocks_map: Any) -> float:
-            expert = self._expert(j, self.theta, self.likelihood, self.Z, blocks_map)
-            _, q = self._improved(expert, j, *_FINAL_STEPS)
+            expert, rows = self._expert(j, self.theta, self.likelihood, self.Z, blocks_map)
+            q = self._improved(expert, j, rows, *_FINAL_STEPS)
             if kept[j]:
                 self._states[j] = expert.frame, q
             return expert.evaluate(q).elbo
@@ -223,8 +234,8 @@ class SparseCommittee:
         state = self._states[j]
         if state is not None:
             return state
-        expert = self._expert(j, self.theta, self.likelihood, self.Z, blocks_map)
-        q = expert.posterior(self.sites[self.offsets[j] : self.offsets[j + 1]])
+        expert, rows = self._expert(j, self.theta, self.likelihood, self.Z, blocks_map)
+        q = expert.posterior(self.sites[rows])
         assert q is not None
         return expert.frame, q
 

@@ -404,19 +404,6 @@ class Expert:
             step = min(1.0, 2.0 * step)
         return (sites, q) if np.isfinite(now.elbo) else None
 
-    def leave_one_out(self, sites: Sites, q: Posterior) -> float:
-        """Σ_i log p(y_i | the other rows): each row's own site is taken out of q."""
-        signal, total = self.frame.theta.signal_variance, 0.0
-        for part in self.parts:
-            (V, _), here = self.features(part), sites[part]
-            mean, var, _ = q.latent(V, signal)
-            rest = np.maximum(signal - (V * V).sum(axis=0), 0.0)[:, None]
-            own = np.maximum(var - rest, 0.0)
-            left = np.maximum(1.0 - here.weight * own, 1e-6)
-            mean = (mean - own * here.shift) / left
-            total += self.likelihood.log_density(self.y[part], mean, rest + own / left).sum()
-        return float(total)
-
 
 def choose_inducing(kernel: str, theta: Hyperparameters, X: Array, M: int) -> Array:
     """Up to M rows of X, one after another that with the largest variance given those before; fewer
