@@ -352,3 +352,43 @@ def test_one_sparse_gp_on_a_sample_of_its_rows(monkeypatch):
     assert model.n_experts_ == 1
     assert len(model._committee.sites.weight) == 240
     assert model.score(X, Y) > 0.9
+
+
+def test_a_fit_that_fails_leaves_the_earlier_one():
+    model = make().fit(X, Y)
+    before = model.predict_proba(X)
+    with pytest.raises(ValueError, match="one class"):
+        model.fit(np.c_[X, X], np.zeros(240))
+    assert np.array_equal(model.predict_proba(X), before)
+    assert model.n_features_in_ == 2
+
+
+@pytest.mark.parametrize("where", ["held_out", "objective"])
+def test_an_interrupted_fit_is_finished(monkeypatch, where):
+    from healgp.experts.sparse import SparseCommittee
+
+    original, calls = getattr(SparseCommittee, where), []
+
+    def interrupt(self, *arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(self, *arguments)
+
+    monkeypatch.setattr(SparseCommittee, where, interrupt)
+    with pytest.warns(UserWarning, match="interrupted"):
+        model = make().fit(X, Y)
+    assert model.score(X, Y) > 0.85
+
+
+def test_a_start_far_off_is_brought_back():
+    model = make(signal_variance=1e4).fit(X, Y)
+    assert model.signal_variance_ <= 110
+    assert model.score(X, Y) > 0.9
+    many = np.c_[X, np.random.default_rng(0).standard_normal((240, 60))]
+    assert make(lengthscale=0.5).fit(many, Y).score(many, Y) > 0.8
+
+
+def test_far_rows_have_even_probabilities():
+    p = make().fit(X, Y).predict_proba([[1e200, 0.0]])
+    np.testing.assert_allclose(p, 1 / 3, atol=1e-6)

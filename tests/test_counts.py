@@ -128,6 +128,39 @@ def test_other_rules_threads_and_pickle():
     assert np.array_equal(make(max_iter=10, n_jobs=1).fit(X, y).predict(X), model.predict(X))
 
 
+def test_large_and_overdispersed_counts_converge():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((60, 2))
+    y = np.floor(1e8 * np.exp(X[:, 0]))
+    model = make(n_inducing=20).fit(X, y)
+    np.testing.assert_allclose(np.log(model.predict(X) / 1e8), X[:, 0], atol=0.05)
+    one = np.zeros(60)
+    one[3] = 1000
+    model = make(n_inducing=60).fit(X, one)
+    assert model.predict(X[3:4])[0] == pytest.approx(1000, rel=0.2)
+
+
+def test_the_fitted_model_counts_and_not_the_parameters():
+    X, y, _ = counts(100)
+    model = make(max_iter=5).fit(X, y)
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="space='y'"):
+        model.set_params(likelihood="gaussian", space="y").predict(X)
+    assert np.array_equal(model.set_params(space="f").predict(X), before)
+    exact = make(likelihood="gaussian", n_inducing=None, max_iter=5).fit(X, y)
+    exact.set_params(n_inducing=5, likelihood="poisson", aggregation="grbcm", space="y")
+    assert np.isfinite(exact.predict(X)).all()
+
+
+def test_a_fit_that_fails_leaves_the_earlier_one():
+    X, y, _ = counts(100)
+    model = make(max_iter=5).fit(X, y)
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="negative"):
+        model.fit(np.c_[X, X], -y - 1)
+    assert np.array_equal(model.predict(X), before)
+
+
 # ---- sparse experts for measurements ----------------------------------------------------------
 
 

@@ -167,3 +167,37 @@ def test_poisson_predictions_against_dense_integration(rng):
             cdf = np.cumsum([pmf(k) for k in range(400)])
             k = int(np.argmax(cdf >= probability))
             assert likelihood.quantile(probability, mean[one], var[one])[0] == k
+
+
+def test_the_normal_tail_to_all_digits_that_matter():
+    from healgp.likelihoods import _TAIL
+
+    z = np.linspace(0.0, 37.0, 5001)
+    tail = np.polyval(_TAIL, (z - 3) / (z + 3)) * np.exp(-0.5 * z**2)
+    np.testing.assert_allclose(tail, ndtr(-z), rtol=1e-12)
+
+
+def test_poisson_beyond_all_bounds_stays_finite():
+    likelihood, one = Poisson(0.0), np.ones(2)
+    for mean, var in ((38.0, 0.01), (0.0, 1e4), (700.0, 1.0), (-700.0, 1.0)):
+        m, v = mean * one, var * one
+        for value in (
+            likelihood.rate(m, v), likelihood.variance(m, v), likelihood.quantile(0.975, m, v),
+            likelihood.log_density(np.array([0.0, 3.0]), m, v),
+        ):  # fmt: skip
+            assert np.isfinite(value).all()
+    assert likelihood.quantile(0.5, np.zeros(1), np.full(1, 1e4))[0] in (0, 1, 2)
+    large = likelihood.quantile(0.975, np.full(1, 20.0), np.full(1, 0.01))[0]
+    assert large == pytest.approx(np.exp(20.0 + 0.1 * 1.96), rel=1e-3)
+
+
+def test_classes_that_nothing_tells_apart_are_equally_probable():
+    for kind in (Softmax, RobustMax):
+        for C in (3, 5, 40):
+            p = kind(n_classes=C).probabilities(np.zeros((1, C)), np.full((1, C), 100.0))
+            np.testing.assert_allclose(p, 1 / C, rtol=1e-9)
+
+
+def test_bernoulli_far_from_its_label():
+    found = Bernoulli().expectations(np.array([1.0]), np.array([[-1e9]]), np.array([[1.0]]))
+    assert found.mean[0, 0] == pytest.approx(1e9, rel=1e-6)

@@ -27,6 +27,9 @@ SHAPE_BOUNDS = (1e-2, 1e3)
 #: Of a likelihood's own parameter, which is a logarithm.
 _PARAMETER_BOUND = 700.0
 
+#: Of the variance of the log of a rate: far from the data the rate is its mean times e^{σ²/2}.
+_LOG_RATE_BOUND = 10.0
+
 
 #: Relative gain of the objective in an iteration at which training ends: where it is exact; where
 #: it ends in a loop of natural-gradient steps; and where only inducing inputs are trained.
@@ -124,6 +127,7 @@ def train_sparse(
             where = k - 1 - shaped
             log_theta[where] = likelihood.parameter or 0.0
             bounds[where] = -_PARAMETER_BOUND, _PARAMETER_BOUND
+            bounds[where - 1, 1] = np.log(_LOG_RATE_BOUND)
 
     def at(point: np.ndarray) -> tuple[Hyperparameters, Likelihood, np.ndarray]:
         Z = np.ascontiguousarray(point[k:].reshape(M, D))

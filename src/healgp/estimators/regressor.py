@@ -192,7 +192,10 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
             likelihood: Likelihood
             # log(½ + y) is finite, and near the log of the rate
             mean = float(y.mean()) or 0.5 / N
-            first = np.log((0.5 + y) / (0.5 + mean)) if counts else t
+            first = t
+            if counts:
+                first = np.log(0.5 + y)
+                first -= first.mean()
             if self.max_iter > 0:
                 theta = training.train_on_targets(
                     Z, rows, lambda r: [first[r]], self.kernel, theta, self.ard, self.max_iter,

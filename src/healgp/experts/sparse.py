@@ -25,7 +25,7 @@ Array = np.ndarray
 
 #: Gain of the ELBO per row at which natural-gradient steps end, and their number at most: while
 #: kernel and inducing inputs are still moving, and for the model.
-_TRAINING_STEPS, _FINAL_STEPS = (1e-3, 5), (1e-4, 30)
+_TRAINING_STEPS, _FINAL_STEPS = (1e-3, 5), (1e-4, 100)
 
 #: Rows that inducing inputs are chosen among, at least; twenty for each of them if that is more.
 _CHOICE = 10_000
