@@ -322,17 +322,19 @@ class Expert:
 
         def statistics(part: slice) -> tuple[Array, Array]:
             (V, _), here = self.features(part), sites[part]
-            precision = np.empty((C, M, M))
+            roots = np.sqrt(here.weight.T)
+            precision, A = np.empty((C, M, M)), np.empty_like(V)
             for c in range(C):
-                A = V * np.sqrt(here.weight[:, c])
+                np.multiply(V, roots[c], out=A)
                 np.matmul(A, A.T, out=precision[c])
             return precision, (V @ here.shift).T
 
-        precision, shift = np.zeros((C, M, M)), np.zeros((C, M))
-        for a, b in self.map(statistics, self.parts):
+        each = iter(self.map(statistics, self.parts))
+        precision, shift = next(each)
+        for a, b in each:
             precision += a
             shift += b
-        precision += np.eye(M)
+        precision.reshape(C, M * M)[:, :: M + 1] += 1.0
         return Posterior.of(precision, shift)
 
     def evaluate(self, q: Posterior, gradient: bool = False) -> Pass:
