@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.integrate import trapezoid
 from scipy.special import log_ndtr, ndtr, softmax
 
 from healgp.likelihoods import Bernoulli, Gaussian, Poisson, RobustMax, Softmax
@@ -13,7 +14,7 @@ GRID = np.linspace(-12.0, 12.0, 20001)
 def integrate(g, mean, var):
     """E[g(f)] by the trapezium rule."""
     density = np.exp(-0.5 * GRID**2) / np.sqrt(2 * np.pi)
-    return np.trapezoid(g(mean + np.sqrt(var) * GRID) * density, GRID)
+    return trapezoid(g(mean + np.sqrt(var) * GRID) * density, GRID)
 
 
 LOG_P = {
