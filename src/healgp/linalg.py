@@ -111,6 +111,15 @@ def _subtract_square(n, k, A, a, C, c, ld):
 
 
 @_JIT
+def square(A, m, n, C):
+    """Upper triangle of C[m × m] ← A Aᵀ with A [m × n]."""
+    _dsyrk(
+        _ref(_L), _ref(_T), _ref(np.int32(m)), _ref(np.int32(n)), _ref(1.0),
+        _at(A, 0), _ref(np.int32(n)), _ref(0.0), _at(C, 0), _ref(np.int32(m)),
+    )  # fmt: skip
+
+
+@_JIT
 def _multiply_triangle(left, rows, columns, scale, A, t, b, ld):
     """B[rows × columns] ← scale · U B (left) or scale · B U; U (upper) and B are both in A."""
     side = _R if left else _L

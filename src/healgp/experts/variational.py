@@ -27,7 +27,7 @@ import numpy as np
 from healgp.jit import jit
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters, profile, squared_distances, values
 from healgp.likelihoods import Likelihood
-from healgp.linalg import cholesky, invert, invert_factor
+from healgp.linalg import cholesky, invert, invert_factor, square
 
 Array = np.ndarray
 Map = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
@@ -84,15 +84,9 @@ class Posterior:
     def of(cls, cov: Array, shift: Array) -> Posterior | None:
         """From S⁻¹ [C, M, M], which is overwritten, and S⁻¹m [C, M]; None if a precision is not
         positive definite."""
-        C, M = shift.shape
-        kl = -0.5 * C * M
-        for S in cov:
-            if not cholesky(S.reshape(-1), M):
-                return None
-            kl += np.log(S.diagonal()).sum()
-            invert(S.reshape(-1), M)
-            mirror(S)
-            kl += 0.5 * S.trace()
+        kl = _invert_all(cov)
+        if np.isnan(kl):
+            return None
         mean = (cov @ shift[:, :, None])[:, :, 0]
         return cls(mean, cov, float(kl + 0.5 * (mean**2).sum()))
 
@@ -104,12 +98,37 @@ class Posterior:
         return (self.mean @ V).T, np.maximum(signal + var, 1e-10 * signal).T, T
 
 
+@jit("contract")
+def _add_squares(V, weights, out, A):
+    """Upper triangles of out[c] = V diag(weights[c]) Vᵀ; A is as large as V."""
+    M, n = V.shape
+    for c in range(len(out)):
+        roots = np.sqrt(weights[c])
+        for i in range(M):
+            row, source = A[i * n : i * n + n], V[i]
+            for j in range(n):
+                row[j] = source[j] * roots[j]
+        square(A, M, n, out[c].reshape(M * M))
+
+
 @jit()
-def mirror(A):
-    """Copies the upper triangle to the lower one."""
-    for i in range(len(A)):
-        for j in range(i):
-            A[i, j] = A[j, i]
+def _invert_all(A):
+    """Every A[c] ← A[c]⁻¹, from its upper triangle; returns Σ_c ½(log |A_c| + tr A_c⁻¹ − M), NaN if
+    one is not positive definite."""
+    M, total = A.shape[1], 0.0
+    for c in range(len(A)):
+        S = A[c]
+        flat = S.reshape(M * M)
+        if not cholesky(flat, M):
+            return np.nan
+        for i in range(M):
+            total += np.log(S[i, i]) - 0.5
+        invert(flat, M)
+        for i in range(M):
+            total += 0.5 * S[i, i]
+            for j in range(i):
+                S[i, j] = S[j, i]
+    return total
 
 
 @jit("contract")
@@ -322,11 +341,8 @@ class Expert:
 
         def statistics(part: slice) -> tuple[Array, Array]:
             (V, _), here = self.features(part), sites[part]
-            roots = np.sqrt(here.weight.T)
-            precision, A = np.empty((C, M, M)), np.empty_like(V)
-            for c in range(C):
-                np.multiply(V, roots[c], out=A)
-                np.matmul(A, A.T, out=precision[c])
+            precision = np.zeros((C, M, M))
+            _add_squares(V, np.ascontiguousarray(here.weight.T), precision, np.empty(V.size))
             return precision, (V @ here.shift).T
 
         each = iter(self.map(statistics, self.parts))
