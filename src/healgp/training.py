@@ -30,7 +30,6 @@ _PARAMETER_BOUND = 700.0
 #: Of the variance of the log of a rate: far from the data the rate is its mean times e^{σ²/2}.
 _LOG_RATE_BOUND = 10.0
 
-
 #: Relative gain of the objective in an iteration at which training ends: where it is exact; where
 #: it ends in a loop of natural-gradient steps; and where only inducing inputs are trained.
 _EXACT_TOLERANCE, _VARIATIONAL_TOLERANCE, _INDUCING_TOLERANCE = 1e-9, 1e-4, 5e-4
@@ -125,7 +124,7 @@ def train_sparse(
         bounds[:k] = _log_bounds(ard, shaped, scale_X, scale_y)
         if not noise:  # its place is that of the likelihood's parameter
             where = k - 1 - shaped
-            log_theta[where] = likelihood.parameter or 0.0
+            log_theta[where] = likelihood.parameter
             bounds[where] = -_PARAMETER_BOUND, _PARAMETER_BOUND
             bounds[where - 1, 1] = np.log(_LOG_RATE_BOUND)
 
@@ -138,8 +137,6 @@ def train_sparse(
         if not noise:
             logs[where] = np.log(committee.theta.noise_variance)
         theta = Hyperparameters.from_log(logs, D, ard)
-        if likelihood.parameter is None:
-            return theta, likelihood, Z
         return theta, likelihood.with_parameter(parameter), Z
 
     def objective(point: np.ndarray) -> tuple[float, np.ndarray]:

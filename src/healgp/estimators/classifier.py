@@ -15,7 +15,7 @@ from healgp import training
 from healgp.checks import choose
 from healgp.estimators.base import ExpertGP
 from healgp.estimators.scaling import Scaling
-from healgp.likelihoods import Bernoulli, Classification, RobustMax, Softmax
+from healgp.likelihoods import TINY, Bernoulli, Classification, RobustMax, Softmax
 
 Array = np.ndarray
 
@@ -235,7 +235,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
                 f"fitted with."
             )
         where = np.array([numbers[label] for label in y.tolist()])
-        return np.log(np.maximum(p[np.arange(len(p)), where], 1e-300))
+        return np.log(np.maximum(p[np.arange(len(p)), where], TINY))
 
     def _probabilities(self, mean: Array, var: Array) -> Array:
         check_is_fitted(self)

@@ -198,6 +198,8 @@ class SparseCommittee:
         def run(j: int, blocks_map: Any) -> float:
             rows = np.arange(self.offsets[j], self.offsets[j + 1])
             new, rows = rows[held[rows]], rows[~held[rows]]
+            if not len(new) or not len(rows):
+                return 0.0
             frame = self._frame(j, theta, self.Z)
             expert = Expert(frame, self.likelihood, self.X[rows], self.y[rows], blocks_map)
             q = self._improved(expert, j, rows, *_TRAINING_STEPS)

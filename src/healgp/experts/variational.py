@@ -399,7 +399,7 @@ class Expert:
         self, sites: Sites, tolerance: float, max_steps: int
     ) -> tuple[Sites, Posterior] | None:
         """Natural-gradient steps from `sites` until one gains less than `tolerance` per row; a step
-        that loses is halved. None if there is no q with a finite ELBO."""
+        that loses is shortened. None if there is no q with a finite ELBO."""
         exact = self.likelihood.exact_sites(self.y)
         if exact is not None:
             sites = Sites(*exact)
