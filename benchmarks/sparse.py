@@ -60,21 +60,26 @@ def our_step(likelihood: Likelihood, J: int, n: int, M: int, repeats: int, threa
 
 def its_products(C: int, J: int, n: int, M: int, repeats: int, threads: int) -> float:
     """Seconds of dgemm on arrays of the same shapes: for each latent function V diag(λ) Vᵀ (half of
-    it, being symmetric), its inverse (M³ flop) and S V; and U⁻ᵀK_uf, U⁻¹G and GVᵀ."""
-    rng = np.random.default_rng(0)
+    it, being symmetric), its inverse (M³ flop) and S V; and U⁻¹, U⁻ᵀK_uf, U⁻¹G, GVᵀ,
+    U⁻¹(GVᵀ)U⁻ᵀ, and the derivative by K_uf times the rows, for the inducing inputs' gradient."""
+    rng, D = np.random.default_rng(0), 20
     V, S = rng.standard_normal((M, n)), rng.standard_normal((M, M))
     half, other = rng.standard_normal((M, n // 2)), rng.standard_normal((n // 2, M))
     VT = np.ascontiguousarray(V.T)
     left, right = rng.standard_normal((M, M // 2)), rng.standard_normal((M // 2, M))
+    X = rng.standard_normal((n, D))
 
     def run(j: int) -> None:
         for _ in range(C):
             half @ other
             left @ right
             S @ V
+        left @ right
         S.T @ V
         S @ V
         V @ VT
+        S @ S @ S
+        V @ X
 
     with blas_threads(1):
         return best(lambda: in_threads(run, J, threads), repeats)

@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 from numpy.polynomial import Chebyshev, Polynomial
-from scipy.special import erfcx, gammaln, log_ndtr, logsumexp, ndtr, ndtri, pdtr, softmax
+from scipy.special import erfcx, gammaln, logsumexp, ndtr, ndtri, pdtr, softmax
 from scipy.stats import norm, qmc
 
 from healgp.jit import jit
@@ -211,13 +211,10 @@ class Bernoulli(Classification):
     """P(y = 1 | f) = Φ(f), y being 0 or 1."""
 
     def expectations(self, y: Array, mean: Array, var: Array) -> Expectations:
+        value, (dmean, dvar) = np.empty(len(y)), np.empty((2, *mean.shape))
         x, w = gauss_hermite(NODES)
-        std = np.sqrt(var)
-        sign = 2.0 * y[:, None] - 1.0
-        t = sign * (mean + std * x)
-        log_phi = log_ndtr(t)
-        slope = sign * np.sqrt(2.0 / np.pi) / erfcx(-np.sqrt(0.5) * t)  # N(t)/Φ(t)
-        return Expectations(log_phi @ w, (slope @ w)[:, None], (slope * x) @ w[:, None] / (2 * std))
+        _log_probit(2.0 * y - 1.0, mean[:, 0], np.sqrt(var[:, 0]), x, w, value, dmean, dvar)
+        return Expectations(value, dmean, dvar)
 
     def probabilities(self, mean: Array, var: Array) -> Array:
         """P(y = 0) and P(y = 1) [n, 2]: E[Φ(f)] = Φ(mean / √(1 + var))."""
@@ -280,6 +277,46 @@ def _tail_polynomial() -> tuple[float, ...]:
 
 
 _TAIL = _tail_polynomial()
+_ROOT_2_PI = 0.3989422804014327
+
+
+@jit("contract", inline=True)
+def _scaled_tail(z):
+    """Φ(−z) e^{z²/2} for z ≥ 0."""
+    u, c = (z - 3.0) / (z + 3.0), _TAIL  # written out: a loop here would not be vectorised around
+    p = (((c[0] * u + c[1]) * u + c[2]) * u + c[3]) * u + c[4]
+    p = ((((p * u + c[5]) * u + c[6]) * u + c[7]) * u + c[8]) * u + c[9]
+    p = ((((p * u + c[10]) * u + c[11]) * u + c[12]) * u + c[13]) * u + c[14]
+    p = ((((p * u + c[15]) * u + c[16]) * u + c[17]) * u + c[18]) * u + c[19]
+    return (p * u + c[20]) * u + c[21]
+
+
+@jit("contract")
+def _log_probit(sign, mean, std, x, w, value, dmean, dvar):
+    """E[log Φ(±f)] [n] and its derivatives [n, 1] in mean and variance."""
+    Q = len(x)
+    logs, slopes = np.empty(Q), np.empty(Q)
+    for i in range(len(mean)):
+        m, s = sign[i] * mean[i], sign[i] * std[i]
+        for q in range(Q):
+            t = m + s * x[q]
+            z = abs(t)
+            e, tail = exp(-0.5 * z * z), _scaled_tail(z)
+            if z > 1e3:
+                tail = _ROOT_2_PI / z * (1.0 - 1.0 / (z * z))
+            inner = 1.0 - e * tail
+            positive = t > 0.0
+            # log Φ(t), where t is far below zero from its scaled tail
+            logs[q] = log(inner if positive else tail) - (0.0 if positive else 0.5 * t * t)
+            slopes[q] = _ROOT_2_PI * (e / inner if positive else 1.0 / tail)  # N(t)/Φ(t)
+        total, by_mean, by_var = 0.0, 0.0, 0.0
+        for q in range(Q):
+            total += w[q] * logs[q]
+            by_mean += w[q] * slopes[q]
+            by_var += w[q] * slopes[q] * x[q]
+        value[i] = total
+        dmean[i, 0] = sign[i] * by_mean
+        dvar[i, 0] = 0.5 * sign[i] * by_var / std[i]
 
 
 @jit("contract")
@@ -290,7 +327,6 @@ def _largest(y, mean, std, x, w, p, dmean, dvar):
     Q = len(x)
     t, phi, density = np.empty((C, Q)), np.empty((C, Q)), np.empty((C, Q))
     product, total = np.empty(Q), np.empty(Q)
-    u, tail = np.empty(Q), np.empty(Q)
     for i in range(n):
         own = y[i]
         m, s = mean[i, own], std[i, own]
@@ -300,19 +336,13 @@ def _largest(y, mean, std, x, w, p, dmean, dvar):
             if k == own:
                 continue
             scale, tk, pk, dk = 1.0 / std[i, k], t[k], phi[k], density[k]
+            offset, slope = (m - mean[i, k]) * scale, s * scale
             for q in range(Q):
-                z = (m + s * x[q] - mean[i, k]) * scale
-                z = min(max(z, -37.0), 37.0)
-                tk[q], dk[q] = z, exp(-0.5 * z * z)
-                u[q] = (abs(z) - 3.0) / (abs(z) + 3.0)
-                tail[q] = 0.0
-            for c in _TAIL:
-                for q in range(Q):
-                    tail[q] = tail[q] * u[q] + c
-            for q in range(Q):
-                tail[q] *= dk[q]
-                dk[q] *= 0.3989422804014327
-                pk[q] = 1.0 - tail[q] if tk[q] > 0.0 else tail[q]
+                z = min(max(offset + slope * x[q], -37.0), 37.0)
+                e = exp(-0.5 * z * z)
+                tail = _scaled_tail(abs(z)) * e
+                tk[q], dk[q] = z, e
+                pk[q] = 1.0 - tail if z > 0.0 else tail
                 product[q] *= pk[q]
         p[i] = 0.0
         for q in range(Q):
@@ -320,7 +350,7 @@ def _largest(y, mean, std, x, w, p, dmean, dvar):
         for k in range(C):
             if k == own:
                 continue
-            scale, by_mean, by_var = 1.0 / std[i, k], 0.0, 0.0
+            scale, by_mean, by_var = _ROOT_2_PI / std[i, k], 0.0, 0.0
             for q in range(Q):
                 # the product with Φ(t_k) replaced by its slope
                 slope = product[q] / max(phi[k, q], 1e-290) * density[k, q] * scale
@@ -328,7 +358,7 @@ def _largest(y, mean, std, x, w, p, dmean, dvar):
                 by_var += slope * t[k, q]
                 total[q] += slope
             dmean[i, k] = -by_mean
-            dvar[i, k] = -0.5 * by_var * scale
+            dvar[i, k] = -0.5 * by_var / std[i, k]
         by_mean, by_var = 0.0, 0.0
         for q in range(Q):
             by_mean += total[q]
@@ -354,8 +384,9 @@ class Softmax(Classification):
         return self.n_classes
 
     def expectations(self, y: Array, mean: Array, var: Array) -> Expectations:
-        a, log_sum = np.empty(mean.shape), np.empty(len(mean))
-        _tilts(np.ascontiguousarray(mean), np.ascontiguousarray(var), a, log_sum)
+        a, log_sum = np.empty(mean.shape[::-1]), np.empty(len(mean))
+        _tilts(np.ascontiguousarray(mean.T), np.ascontiguousarray(var.T), a, log_sum)
+        a = a.T
         rows, y = np.arange(len(y)), y.astype(np.intp)
         value = mean[rows, y] - 0.5 * (a * a * var).sum(axis=1) - log_sum
         dmean = -a
@@ -391,42 +422,60 @@ def _omega(y):
     return _closer(_closer(w, y), y)
 
 
+#: Rows that are solved side by side, so that LLVM vectorises over them.
+_SIDE = 16
+
+
 @jit("contract")
 def _tilts(mean, var, a, log_sum):
-    """a = softmax(m + (½ − a) v) [n, C] and the log of the sum under it.
+    """a = softmax(m + (½ − a) v) [C, n] and the log of the sum under it [n].
 
     With that logarithm as L, log a_k + v_k a_k = m_k + v_k/2 − L, so v_k a_k = ω(log v_k + m_k +
     v_k/2 − L); and Σ a_k falls with L and is convex, so that Newton's method, begun where one a_k
     alone is 1, finds the L where it is 1 without overshooting.
     """
-    n, C = mean.shape
-    c, w = np.empty(C), np.empty(C)
-    for i in range(n):
-        m, v, row = mean[i], var[i], a[i]
-        L = -np.inf
+    C, n = mean.shape
+    c, w, share = np.empty((C, _SIDE)), np.empty((C, _SIDE)), np.empty((C, _SIDE))
+    L, total, slope = np.empty(_SIDE), np.empty(_SIDE), np.empty(_SIDE)
+    for start in range(0, n, _SIDE):
+        last = min(_SIDE, n - start) - 1
+        L[:] = -np.inf
         for k in range(C):
-            c[k] = m[k] + 0.5 * v[k] + log(v[k])
-            L = max(L, m[k] - 0.5 * v[k])
-        move = np.inf
+            for i in range(_SIDE):
+                j = start + min(i, last)  # the last row stands in where there are no more
+                m, v = mean[k, j], var[k, j]
+                w[k, i], c[k, i] = v, m + 0.5 * v
+                L[i] = max(L[i], m - 0.5 * v)
+            for i in range(_SIDE):
+                share[k, i] = 1.0 / w[k, i]
+                c[k, i] += log(w[k, i])
+        largest = np.inf
         for _ in range(50):
-            if abs(move) > 0.1:
-                for k in range(C):
-                    w[k] = _omega(max(c[k] - L, -600.0))
-            else:
-                for k in range(C):
-                    w[k] = _closer(w[k], max(c[k] - L, -600.0))
-            total, slope = 0.0, 0.0
+            total[:], slope[:] = 0.0, 0.0
             for k in range(C):
-                row[k] = w[k] / v[k]
-                total += row[k]
-                slope += row[k] / (1.0 + w[k])
-            if abs(total - 1.0) <= 1e-10:
+                if largest > 0.1:
+                    for i in range(_SIDE):
+                        w[k, i] = _omega(max(c[k, i] - L[i], -600.0))
+                else:
+                    for i in range(_SIDE):
+                        w[k, i] = _closer(w[k, i], max(c[k, i] - L[i], -600.0))
+                for i in range(_SIDE):
+                    total[i] += w[k, i] * share[k, i]
+                    slope[i] += w[k, i] * share[k, i] / (1.0 + w[k, i])
+            largest, off = 0.0, 0.0
+            for i in range(_SIDE):
+                off = max(off, abs(total[i] - 1.0))
+                slope[i] = (total[i] - 1.0) / slope[i]
+                largest = max(largest, abs(slope[i]))
+            if off <= 1e-10:
                 break
-            move = (total - 1.0) / slope
-            L += move
+            for i in range(_SIDE):
+                L[i] += slope[i]
         for k in range(C):
-            row[k] /= total
-        log_sum[i] = L
+            for i in range(last + 1):
+                a[k, start + i] = w[k, i] * share[k, i] / total[i]
+        for i in range(last + 1):
+            log_sum[start + i] = L[i]
 
 
 @cache

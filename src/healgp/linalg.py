@@ -120,13 +120,34 @@ def square(A, m, n, C):
 
 
 @_JIT
-def _multiply_triangle(left, rows, columns, scale, A, t, b, ld):
-    """B[rows × columns] ← scale · U B (left) or scale · B U; U (upper) and B are both in A."""
-    side = _R if left else _L
-    _dtrmm(
-        _ref(side), _ref(_L), _ref(_N), _ref(_N), _ref(np.int32(columns)), _ref(np.int32(rows)),
-        _ref(scale), _at(A, t), _ref(np.int32(ld)), _at(A, b), _ref(np.int32(ld)),
+def multiply(A, A_turned, B, B_turned, C, keep):
+    """C ← A B + keep · C for C-ordered matrices, A or B transposed if turned."""
+    (m, n), k = C.shape, A.shape[0] if A_turned else A.shape[1]
+    _dgemm(
+        _ref(_T if B_turned else _N), _ref(_T if A_turned else _N),
+        _ref(np.int32(n)), _ref(np.int32(m)), _ref(np.int32(k)), _ref(1.0),
+        _at(B.reshape(B.size), 0), _ref(np.int32(B.shape[1])),
+        _at(A.reshape(A.size), 0), _ref(np.int32(A.shape[1])), _ref(keep),
+        _at(C.reshape(C.size), 0), _ref(np.int32(n)),
     )  # fmt: skip
+
+
+@_JIT
+def _multiply_triangle(left, turned, rows, columns, scale, U, u, ldu, B, b, ldb):
+    """B[rows × columns] ← scale · U B (left) or scale · B U, U (upper) being transposed if turned;
+    each begins at an offset in its flat array."""
+    _dtrmm(
+        _ref(_R if left else _L), _ref(_L), _ref(_T if turned else _N), _ref(_N),
+        _ref(np.int32(columns)), _ref(np.int32(rows)), _ref(scale),
+        _at(U, u), _ref(np.int32(ldu)), _at(B, b), _ref(np.int32(ldb)),
+    )  # fmt: skip
+
+
+@_JIT
+def multiply_triangle(U, turned, B):
+    """B ← U B, or UᵀB if turned, for C-ordered U [m × m], upper, and B [m × n]."""
+    m, n = B.shape
+    _multiply_triangle(True, turned, m, n, 1.0, U.reshape(m * m), 0, m, B.reshape(m * n), 0, n)
 
 
 @_JIT
@@ -258,8 +279,9 @@ def invert_factor(A, m):
             middle = start + half
             rest = min(half, m - middle)
             corner = start * m + middle
-            _multiply_triangle(True, half, rest, -1.0, A, start * (m + 1), corner, m)
-            _multiply_triangle(False, half, rest, 1.0, A, middle * (m + 1), corner, m)
+            first, second = start * (m + 1), middle * (m + 1)
+            _multiply_triangle(True, False, half, rest, -1.0, A, first, m, A, corner, m)
+            _multiply_triangle(False, False, half, rest, 1.0, A, second, m, A, corner, m)
         half *= 2
 
 

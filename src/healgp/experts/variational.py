@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from healgp.jit import jit
-from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters, profile, squared_distances, values
+from healgp.experts import stages
+from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
 from healgp.likelihoods import Likelihood
-from healgp.linalg import cholesky, invert, invert_factor, square
+from healgp.linalg import cholesky, invert_factor
 
 Array = np.ndarray
 Map = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
@@ -46,7 +46,7 @@ FEATURE_BYTES = 2**28
 #: Steps that may be refused and shortened before natural-gradient steps are given up.
 _HALVINGS = 20
 
-_SUM = jit("contract", "reassoc")
+_rows = np.ascontiguousarray
 
 
 @dataclass
@@ -84,110 +84,18 @@ class Posterior:
     def of(cls, cov: Array, shift: Array) -> Posterior | None:
         """From S⁻¹ [C, M, M], which is overwritten, and S⁻¹m [C, M]; None if a precision is not
         positive definite."""
-        kl = _invert_all(cov)
-        if np.isnan(kl):
-            return None
-        mean = (cov @ shift[:, :, None])[:, :, 0]
-        return cls(mean, cov, float(kl + 0.5 * (mean**2).sum()))
+        mean = np.empty_like(shift)
+        kl = stages.posterior(cov, shift, mean)
+        return None if np.isnan(kl) else cls(mean, cov, float(kl))
 
-    def latent(self, V: Array, signal: float) -> tuple[Array, Array, Array]:
-        """Means and variances [n, C] at rows with the features V [M, n], and S_c V [C, M, n]."""
-        T = self.cov @ V
-        var = np.empty((len(T), V.shape[1]))
-        _variances(V, T, var)
-        return (self.mean @ V).T, np.maximum(signal + var, 1e-10 * signal).T, T
-
-
-@jit("contract")
-def _add_squares(V, weights, out, A):
-    """Upper triangles of out[c] = V diag(weights[c]) Vᵀ; A is as large as V."""
-    M, n = V.shape
-    for c in range(len(out)):
-        roots = np.sqrt(weights[c])
-        for i in range(M):
-            row, source = A[i * n : i * n + n], V[i]
-            for j in range(n):
-                row[j] = source[j] * roots[j]
-        square(A, M, n, out[c].reshape(M * M))
-
-
-@jit()
-def _invert_all(A):
-    """Every A[c] ← A[c]⁻¹, from its upper triangle; returns Σ_c ½(log |A_c| + tr A_c⁻¹ − M), NaN if
-    one is not positive definite."""
-    M, total = A.shape[1], 0.0
-    for c in range(len(A)):
-        S = A[c]
-        flat = S.reshape(M * M)
-        if not cholesky(flat, M):
-            return np.nan
-        for i in range(M):
-            total += np.log(S[i, i]) - 0.5
-        invert(flat, M)
-        for i in range(M):
-            total += 0.5 * S[i, i]
-            for j in range(i):
-                S[i, j] = S[j, i]
-    return total
-
-
-@jit("contract")
-def covariances(kernel, shape, signal, ZT, XT, K):
-    """K [M, n] of scaled inputs ZT [D, M] and XT [D, n]."""
-    D, n = XT.shape
-    r2, point = np.empty(n), np.empty(D)
-    for i in range(len(K)):
-        row = K[i]
-        for d in range(D):
-            point[d] = ZT[d, i]
-        squared_distances(XT, 0, n, point, r2)
-        values(kernel, shape, r2, n, row)
-        for j in range(n):
-            row[j] *= signal
-
-
-@jit("contract")
-def covariances_and_slopes(kernel, shape, signal, ZT, XT, K, slope, tilt):
-    """The same with σ²φ′ and σ² ∂φ/∂log shape."""
-    D, n = XT.shape
-    r2, point = np.empty(n), np.empty(D)
-    for i in range(len(K)):
-        row, s, t = K[i], slope[i], tilt[min(i, len(tilt) - 1)]
-        for d in range(D):
-            point[d] = ZT[d, i]
-        squared_distances(XT, 0, n, point, r2)
-        profile(kernel, shape, r2, n, row, s, t)
-        for j in range(n):
-            row[j] *= signal
-            s[j] *= signal
-        if len(tilt) > 1:
-            for j in range(n):
-                t[j] *= signal
-
-
-@_SUM
-def _variances(V, T, out):
-    """out[c, j] = Σ_i V_ij (T_cij − V_ij)."""
-    C, M, n = T.shape
-    out[:] = 0.0
-    for c in range(C):
-        total = out[c]
-        for i in range(M):
-            v, t = V[i], T[c, i]
-            for j in range(n):
-                total[j] += v[j] * (t[j] - v[j])
-
-
-@_SUM
-def _add_products(V, T, weights, out):
-    """out[i, j] += 2 Σ_c (T_cij − V_ij) weights[c, j]."""
-    C, M, n = T.shape
-    for i in range(M):
-        v, row = V[i], out[i]
-        for c in range(C):
-            t, w = T[c, i], weights[c]
-            for j in range(n):
-                row[j] += 2.0 * (t[j] - v[j]) * w[j]
+    def latent(self, V: Array, signal: float, products: bool = False) -> tuple[Array, Array, Array]:
+        """Means and variances [n, C] at rows with the features V [M, n], and S_c V [C, M, n] if
+        these products are asked for."""
+        C, (M, n) = len(self.mean), V.shape
+        mean, var = np.empty((2, C, n))
+        T = np.empty((C if products else 1, M, n))
+        stages.latent(self.mean, self.cov, V, signal, mean, var, T)
+        return mean.T, var.T, T
 
 
 @dataclass
@@ -220,7 +128,7 @@ class Frame:
         M = len(Z)
         ZT = np.ascontiguousarray((Z / theta.lengthscales).T)
         K = np.empty((M, M))
-        covariances(KERNELS[kernel], theta.shape, theta.signal_variance, ZT, ZT, K)
+        stages.covariances(KERNELS[kernel], theta.shape, theta.signal_variance, ZT, ZT, K)
         for jitter in JITTER:
             K.flat[:: M + 1] = (1.0 + jitter) * theta.signal_variance
             U = K.copy()
@@ -232,23 +140,33 @@ class Frame:
     def scaled(self, X: Array) -> Array:
         return np.ascontiguousarray((X / self.theta.lengthscales).T)
 
-    def cross(self, XT: Array) -> Cross:
-        """K(Z, X) with slopes, at scaled rows XT [D, n]."""
-        M, n, theta = self.n_inducing, XT.shape[1], self.theta
-        K, slope = np.empty((2, M, n))
-        tilt = np.empty((M if self.kernel in SHAPE_NAMES else 1, n))
-        covariances_and_slopes(
-            KERNELS[self.kernel], theta.shape, theta.signal_variance, self.ZT, XT, K, slope, tilt
-        )
-        return Cross(XT, K, slope, tilt)
+    def _constants(self) -> tuple[int, float, float, Array]:
+        theta = self.theta
+        return KERNELS[self.kernel], theta.shape, theta.signal_variance, self.ZT
+
+    def cross(self, X: Array) -> tuple[Array, Cross]:
+        """V = U⁻ᵀ K(Z, X), and K(Z, X) with slopes, at the rows X [n, D]."""
+        XT = self.scaled(X)
+        K, V, slope = np.empty((3, self.n_inducing, XT.shape[1]))
+        tilt = self._tilt(XT.shape[1])
+        stages.features_and_slopes(*self._constants(), XT, self.R, K, V, slope, tilt)
+        return V, Cross(XT, K, slope, tilt)
+
+    def inner(self) -> Cross:
+        """K_uu with its slopes, and with the jitter."""
+        K, slope = np.empty((2, *self.K.shape))
+        tilt = self._tilt(self.n_inducing)
+        stages.covariances_and_slopes(*self._constants(), self.ZT, K, slope, tilt)
+        return Cross(self.ZT, self.K, slope, tilt)
+
+    def _tilt(self, n: int) -> Array:
+        return np.empty((self.n_inducing if self.kernel in SHAPE_NAMES else 1, n))
 
     def features(self, X: Array) -> Array:
         """V = U⁻ᵀ K(Z, X) [M, n] at the rows X [n, D]."""
-        K, theta = np.empty((self.n_inducing, len(X))), self.theta
-        covariances(
-            KERNELS[self.kernel], theta.shape, theta.signal_variance, self.ZT, self.scaled(X), K
-        )
-        return self.R.T @ K
+        V = np.empty((self.n_inducing, len(X)))
+        stages.features(*self._constants(), self.scaled(X), self.R, V)
+        return V
 
 
 @dataclass
@@ -274,17 +192,17 @@ class Gradient:
         return self
 
     def through_kernel(self, frame: Frame, cross: Cross, G: Array, times_inducing: float) -> None:
-        """Through K(Z, X), G being the derivative by it: with H = G ∘ σ²φ′, log ℓ_d gets
-        −2 Σ_ij H_ij (z_id − x_jd)² and z_id gets 2 Σ_j H_ij (z_id − x_jd) / ℓ_d."""
-        H, centre = G * cross.slope, frame.ZT.mean(axis=1, keepdims=True)
-        XT, ZT = cross.XT - centre, frame.ZT - centre  # else squares would lose digits
-        sums, first, second = H.sum(axis=1), H @ XT.T, H @ (XT * XT).T
-        apart = ZT.T * sums[:, None] - first
-        self.lengthscales -= 2.0 * (ZT.T * (apart - first) + second).sum(axis=0)
-        self.inducing += 2.0 * times_inducing * apart / frame.theta.lengthscales
-        self.signal += float(np.vdot(G, cross.K))
-        if frame.kernel in SHAPE_NAMES:
-            self.shape += float(np.vdot(G, cross.tilt))
+        """Through K(Z, X), G being the derivative by it, which is overwritten."""
+        lengthscales, inducing = np.empty_like(self.lengthscales), np.empty_like(self.inducing)
+        centre = frame.ZT.mean(axis=1, keepdims=True)
+        signal, shape = stages.through_kernel(
+            G, cross.K, cross.slope, cross.tilt, frame.ZT - centre, cross.XT - centre,
+            lengthscales, inducing,
+        )  # fmt: skip
+        self.lengthscales += lengthscales
+        self.inducing += times_inducing * inducing / frame.theta.lengthscales
+        self.signal += signal
+        self.shape += shape
 
 
 def block_rows(M: int, C: int) -> int:
@@ -326,9 +244,9 @@ class Expert:
         if kept is not None and (kept[1] is not None or not slopes):
             return kept
         X = self.X[part]
+        made: tuple[Array, Cross | None]
         if slopes or self.with_gradient:
-            cross = self.frame.cross(self.frame.scaled(X))
-            made: tuple[Array, Cross | None] = self.frame.R.T @ cross.K, cross
+            made = self.frame.cross(X)
         else:
             made = self.frame.features(X), None
         if self._kept is not None:
@@ -341,9 +259,10 @@ class Expert:
 
         def statistics(part: slice) -> tuple[Array, Array]:
             (V, _), here = self.features(part), sites[part]
-            precision = np.zeros((C, M, M))
-            _add_squares(V, np.ascontiguousarray(here.weight.T), precision, np.empty(V.size))
-            return precision, (V @ here.shift).T
+            precision, shift = np.empty((C, M, M)), np.empty((C, M))
+            weights, shifts = here.weight.T, here.shift.T
+            stages.statistics(V, _rows(weights), _rows(shifts), precision, shift)
+            return precision, shift
 
         each = iter(self.map(statistics, self.parts))
         precision, shift = next(each)
@@ -362,7 +281,7 @@ class Expert:
 
         def run(part: slice) -> tuple[float, Gradient | None, Array | None]:
             V, cross = self.features(part, gradient)
-            mean, var, T = q.latent(V, signal)
+            mean, var, T = q.latent(V, signal, products=gradient)
             e = self.likelihood.expectations(self.y[part], mean, var)
             # a likelihood that is not log-concave can have a negative weight, which would cost S
             # its definiteness
@@ -370,13 +289,13 @@ class Expert:
             new.shift[part] = e.mean + new.weight[part] * mean
             if cross is None or not gradient:
                 return float(e.value.sum()), None, None
-            G = q.mean.T @ e.mean.T
-            _add_products(V, T, np.ascontiguousarray(e.var.T), G)
-            here = Gradient.zero(M, D)
-            here.through_kernel(self.frame, cross, self.frame.R @ G, 1.0)
+            by_K, product, here = np.empty_like(V), np.empty((M, M)), Gradient.zero(M, D)
+            by_mean, by_var = _rows(e.mean.T), _rows(e.var.T)
+            stages.by_covariances(q.mean, V, T, by_mean, by_var, self.frame.R, by_K, product)
+            here.through_kernel(self.frame, cross, by_K, 1.0)
             here.signal += signal * float(e.var.sum())
             here.parameter = e.parameter
-            return float(e.value.sum()), here, G @ V.T
+            return float(e.value.sum()), here, product
 
         for a, b, c in self.map(run, self.parts):
             value += a
@@ -387,12 +306,8 @@ class Expert:
             value = -np.inf
         if not gradient:
             return Pass(value, new)
-        # through K_uu = UᵀU: only the lower triangle of (∂ELBO/∂V)Vᵀ matters
-        inner = np.tril(product) + np.tril(product, -1).T
-        R = self.frame.R
-        cross = self.frame.cross(self.frame.ZT)
-        cross.K = self.frame.K  # with its jitter
-        total.through_kernel(self.frame, cross, -0.5 * R @ inner @ R.T, 2.0)
+        by_K = stages.by_inducing(self.frame.R, product)
+        total.through_kernel(self.frame, self.frame.inner(), by_K, 2.0)
         return Pass(value, new, total)
 
     def improve(
@@ -436,7 +351,7 @@ def choose_inducing(kernel: str, theta: Hyperparameters, X: Array, M: int) -> Ar
         if i > 0 and left[row] < JITTER[0]:
             break
         chosen.append(row)
-        covariances(KERNELS[kernel], theta.shape, 1.0, XT[:, [row]], XT, k)
+        stages.covariances(KERNELS[kernel], theta.shape, 1.0, XT[:, [row]], XT, k)
         L[i] = (k[0] - L[:i, row] @ L[:i]) / np.sqrt(left[row])
         left -= L[i] ** 2
         left[row] = -np.inf
