@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow check bench reproduce clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m healgp.demo
@@ -23,10 +23,13 @@ check: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+reproduce: $(INSTALLED)
+	$(BIN)/healgp reproduce all --page docs/reproduction.md
+
 $(INSTALLED): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[plots]" --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[plots,cli]" --group dev
 	touch $@
 
 clean:

@@ -30,9 +30,11 @@ _PARAMETER_BOUND = 700.0
 #: Of the variance of the log of a rate: far from the data the rate is its mean times e^{σ²/2}.
 _LOG_RATE_BOUND = 10.0
 
-#: Relative gain of the objective in an iteration at which training ends: where it is exact; where
-#: it ends in a loop of natural-gradient steps; and where only inducing inputs are trained.
-_EXACT_TOLERANCE, _VARIATIONAL_TOLERANCE, _INDUCING_TOLERANCE = 1e-9, 1e-4, 5e-4
+#: Relative gain of the objective in an iteration at which training ends: of θ alone; of θ and
+#: inducing inputs, which could be moved about for ever; where the objective itself ends in a loop
+#: of natural-gradient steps; and where only inducing inputs are trained.
+_EXACT_TOLERANCE, _COLLAPSED_TOLERANCE = 1e-9, 1e-5
+_VARIATIONAL_TOLERANCE, _INDUCING_TOLERANCE = 1e-4, 5e-4
 
 #: Rows times latent functions that a sparse expert is trained on at most; its q(u) is then found
 #: from all of its rows.
@@ -146,7 +148,7 @@ def train_sparse(
     start = np.concatenate([log_theta[:k], committee.Z.reshape(-1)])
     tolerance = _VARIATIONAL_TOLERANCE if with_kernel else _INDUCING_TOLERANCE
     if noise:
-        tolerance = _EXACT_TOLERANCE
+        tolerance = _COLLAPSED_TOLERANCE
     best, iterations = _maximise(
         objective, start, bounds, len(committee.y), max_iter, tolerance, report
     )

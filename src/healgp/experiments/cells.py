@@ -1,0 +1,82 @@
+"""Results as they come: one small file for every fit, data set and split, so that a run that was
+interrupted goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from healgp.experiments import protocol
+
+
+@dataclass(frozen=True)
+class Cell:
+    fit: str
+    data: str
+    split: int
+
+    def path(self, folder: Path) -> Path:
+        return folder / "cells" / self.fit / f"{self.data}-{self.split}.json"
+
+    def read(self, folder: Path) -> dict[str, list[float]] | None:
+        """Scores of the settings, if they are there and were made with the same parameters."""
+        try:
+            kept = json.loads(self.path(folder).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        if kept.get("parameters") != self._parameters():
+            return None
+        wanted = protocol.settings_of(self.fit, self.data)
+        scores: dict[str, list[float]] = kept["scores"]
+        return scores if all(name in scores for name in wanted) else None
+
+    def run(self, folder: Path) -> None:
+        start = time.perf_counter()
+        scores = protocol.run(self.fit, self.data, self.split)
+        kept = dict(
+            asdict(self),
+            seconds=round(time.perf_counter() - start, 2),
+            parameters=self._parameters(),
+            scores=scores,
+        )
+        write(self.path(folder), json.dumps(kept, indent=1))
+
+    def seconds(self, folder: Path) -> float:
+        return float(json.loads(self.path(folder).read_text(encoding="utf-8"))["seconds"])
+
+    def _parameters(self) -> Any:
+        settings = protocol.settings_of(self.fit, self.data)
+        parameters = dict(fit=protocol.parameters_of(self.fit), settings=settings)
+        return json.loads(json.dumps(parameters))  # as they come back from a file
+
+
+def write(path: Path, text: str) -> None:
+    """A file that is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def fill(cells: Iterable[Cell], folder: Path, force: bool = False) -> None:
+    """Runs the cells that are missing (all of them with `force`), with a bar of what runs and what
+    remains."""
+    missing = [cell for cell in dict.fromkeys(cells) if force or cell.read(folder) is None]
+    # The quick ones first, so that much is there early.
+    missing.sort(key=lambda cell: protocol.effort(cell.fit, cell.data))
+    if not missing:
+        return
+    with tqdm(missing, unit="fit", dynamic_ncols=True) as bar:
+        for cell in bar:
+            bar.set_description(f"{cell.data}, split {cell.split}: {cell.fit}")
+            cell.run(folder)
