@@ -89,10 +89,10 @@ def expected(model, new, setting):
 
 @pytest.mark.parametrize("blocks", [(4096, None), (7, 3)])
 def test_every_setting_streamed_equals_the_naive_whole(model, new, blocks, monkeypatch):
-    monkeypatch.setattr(prediction, "_BLOCK", blocks[0])
+    monkeypatch.setattr(prediction, "BLOCK", blocks[0])
     if blocks[1]:
         monkeypatch.setattr(
-            prediction, "_expert_blocks",
+            prediction, "expert_blocks",
             lambda J: [(a, min(a + blocks[1], J)) for a in range(0, J, blocks[1])],
         )  # fmt: skip
     chosen = ALL + RAW_SOFTMAX

@@ -61,7 +61,9 @@ def test_same_seed_same_model_for_any_number_of_threads(wave, partition):
 
 def test_fitted_attributes(wave):
     X, y, _ = wave
-    model = ExpertGPRegressor(points_per_expert=40, random_state=0, ard=False).fit(X, y)
+    model = ExpertGPRegressor(
+        points_per_expert=40, random_state=0, ard=False, kernel="rbf", temperature=100.0
+    ).fit(X, y)
     assert model.n_experts_ == 5
     assert sorted(set(model.labels_)) == list(range(5))
     assert model.lengthscales_.shape == (2,)
@@ -184,7 +186,7 @@ def test_control_c_keeps_the_best_so_far(wave, monkeypatch):
 
     monkeypatch.setattr(Committee, "objective", interrupted)
     with pytest.warns(UserWarning, match="interrupted"):
-        model = ExpertGPRegressor(50, random_state=0).fit(X, y)
+        model = ExpertGPRegressor(50, random_state=0, kernel="rbf", ard=False).fit(X, y)
     assert len(evaluations) == 4
     assert any(t.noise_variance == model.noise_variance_ for t in evaluations)
     assert np.isfinite(model.predict(new)).all()

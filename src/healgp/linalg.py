@@ -218,6 +218,38 @@ def solve(U, m, B, columns):
 
 
 @_JIT
+def _solve_back_small(U, u, ldu, n, B, b, ldb, columns):
+    """B ← U⁻¹ B, the last row first."""
+    for i in range(n - 1, -1, -1):
+        row = B[b + i * ldb : b + i * ldb + columns]
+        for k in range(i + 1, n):
+            c, below = U[u + i * ldu + k], B[b + k * ldb : b + k * ldb + columns]
+            for q in range(columns):
+                row[q] -= c * below[q]
+        scale = 1.0 / U[u + i * ldu + i]
+        for q in range(columns):
+            row[q] *= scale
+
+
+@_JIT
+def solve_back(U, m, B, columns):
+    """B [m × columns] ← U⁻¹ B: from the last block of rows on, each is subtracted from all rows
+    above it."""
+    small = _SMALL
+    for start in range((m - 1) // small * small, -1, -small):
+        end = min(start + small, m)
+        first = start * (m + 1)
+        _solve_back_small(U, first, m, end - start, B, start * columns, columns, columns)
+        if start > 0:
+            _dgemm(
+                _ref(_N), _ref(_N), _ref(np.int32(columns)), _ref(np.int32(start)),
+                _ref(np.int32(end - start)), _ref(-1.0), _at(B, start * columns),
+                _ref(np.int32(columns)), _at(U, start), _ref(np.int32(m)), _ref(1.0),
+                _at(B, 0), _ref(np.int32(columns)),
+            )  # fmt: skip
+
+
+@_JIT
 def _cholesky_small(A, a, ld, n):
     for k in range(n):
         top = A[a + k * (ld + 1) : a + k * ld + n]

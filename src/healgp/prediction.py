@@ -22,7 +22,7 @@ from healgp.experts.sparse import SparseCommittee
 Array = np.ndarray
 
 #: Rows that an expert is asked about at a time: factors made again are used for all of them.
-_BLOCK = 4096
+BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,11 @@ class Setting:
     temperature: float
     normalize_weights: bool | None
     space: str
+    n_nearest: int = 8  # experts that "nested" combines
 
     def __post_init__(self) -> None:
-        choose("aggregation", self.aggregation, tuple(RULES))
+        choose("aggregation", self.aggregation, (*RULES, "nested"))
+        check_number("n_nearest", self.n_nearest, 1, integer=True)
         choose("weighting", self.weighting, w.WEIGHTINGS)
         choose("space", self.space, ("f", "y"))
         check_number("temperature", self.temperature, 0)
@@ -44,7 +46,7 @@ class Setting:
             return
         check_bool("normalize_weights", self.normalize_weights)
         if not self.normalize_weights:
-            if RULES[self.aggregation].needs_normalized:
+            if self.aggregation in RULES and RULES[self.aggregation].needs_normalized:
                 raise ValueError(
                     f"aggregation={self.aggregation!r} is a weighted mean: its weights must add up "
                     "to one. Leave normalize_weights=None."
@@ -150,7 +152,7 @@ class Prior:
         return Prior(mean, var)
 
 
-def _expert_blocks(J: int) -> list[tuple[int, int]]:
+def expert_blocks(J: int) -> list[tuple[int, int]]:
     """Blocks of experts: enough of them for every thread, large enough for cheap bookkeeping. They
     do not depend on the number of threads, nor does the order in which they are added up."""
     size = min(max(J // 16, 1), 32)
@@ -170,7 +172,7 @@ def stream(
     `advance` is told of rows as they are done."""
     J, n = committee.n_experts, len(new)
     noise = committee.theta.noise_variance
-    blocks = _expert_blocks(J)
+    blocks = expert_blocks(J)
     shape = (n, *committee.latent_shape)
     results = [(np.empty(shape), np.empty(shape)) for _ in settings]
 
@@ -179,9 +181,9 @@ def stream(
         return var + noise if setting.space == "y" else var
 
     def tasks() -> Iterator[tuple[slice, int, int]]:
-        for begin in range(0, n, _BLOCK):
+        for begin in range(0, n, BLOCK):
             for first, last in blocks:
-                yield slice(begin, min(begin + _BLOCK, n)), first, last
+                yield slice(begin, min(begin + BLOCK, n)), first, last
 
     def run(task: tuple[slice, int, int]) -> tuple[slice, int, list[Sums]]:
         rows, first, last = task

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import minimize
@@ -39,20 +39,6 @@ _VARIATIONAL_TOLERANCE, _INDUCING_TOLERANCE = 1e-4, 5e-4
 #: Rows times latent functions that a sparse expert is trained on at most; its q(u) is then found
 #: from all of its rows.
 TRAINING_SITES = 50_000
-
-#: Pairs of an expert and a target that sparse experts' θ is first found from, and the rows of each,
-#: at most.
-_PAIRS, _PAIR_ROWS = 64, 1000
-
-#: Deviation of a prior that draws the logarithms of their lengthscales together: with a few hundred
-#: rows and some tens of columns the most likely lengthscales overfit.
-_SPREAD = 0.3
-
-#: Experts and rows of each that the signal variance of a classifier is chosen on, at most, and the
-#: share of them that is held out; the factor of a step, the least share that it must gain, and
-#: where the variance may go.
-_SIGNAL_EXPERTS, _SIGNAL_ROWS, _SIGNAL_HELD = 16, 1000, 0.25
-_SIGNAL_STEP, _SIGNAL_GAIN, _SIGNAL_RANGE = np.sqrt(10.0), 0.03, (0.9e-2, 1.1e2)
 
 Report = Callable[[int, float], None]
 
@@ -154,82 +140,6 @@ def train_sparse(
     )
     committee.theta, committee.likelihood, committee.Z = at(best)
     return iterations
-
-
-def train_on_targets(
-    X: np.ndarray, groups: list[np.ndarray], targets: Callable[[np.ndarray], list[np.ndarray]],
-    kernel: str, theta: Hyperparameters, ard: bool, max_iter: int, scale_X: np.ndarray,
-    rng: np.random.Generator, n_jobs: int | None,
-) -> Hyperparameters:  # fmt: skip
-    """θ under which exact experts explain targets as if they were Gaussian, on some of the experts
-    and of their rows. `targets` gives one or more columns for an array of rows.
-
-    It is where sparse experts start from. For classes the targets are the indicators of those that
-    are present, and the lengthscales stay: the ELBO of sparse experts is a poor judge of them, for
-    it favours functions that few inducing inputs can follow, and in a cluster of one class any
-    smooth function will do. The marginal likelihood of the targets has a closed form and needs no
-    inducing inputs.
-    """
-    order = rng.permutation(len(groups))[:_PAIRS]
-    rows = [
-        g if len(g) <= _PAIR_ROWS else np.sort(rng.choice(g, _PAIR_ROWS, replace=False))
-        for g in (groups[i] for i in order)
-    ]
-    pairs = [(r, t) for r in rows for t in targets(r)]
-    pairs = [pairs[i] for i in np.sort(rng.permutation(len(pairs))[:_PAIRS])]
-    y = np.concatenate([t for _, t in pairs])
-    scale = float(np.sqrt(np.mean(y**2))) or 1.0
-    unit = scale**2 / (theta.signal_variance + theta.noise_variance)
-    start = replace(
-        theta,
-        signal_variance=unit * theta.signal_variance,
-        noise_variance=unit * theta.noise_variance,
-    )
-    committee = Committee.from_groups(X, X[:, 0], [r for r, _ in pairs], kernel, start)
-    committee.y = y
-    with LocalEngine(n_jobs, committee.sizes) as engine:
-        # distances grow with the root of the number of columns; where the lengthscales are too
-        # short for that, nothing is near anything, and the gradient has nothing to say
-        longer = replace(start, lengthscales=np.sqrt(X.shape[1]) * start.lengthscales)
-        if committee.objective(longer, engine)[0] > committee.objective(start, engine)[0]:
-            committee.theta = longer
-        return train(
-            committee, ard, max_iter, scale_X, scale, engine, brief=True, spread=_SPREAD
-        ).theta
-
-
-def choose_signal(
-    committee: SparseCommittee, rng: np.random.Generator, engine: LocalEngine
-) -> Hyperparameters:
-    """θ with the signal variance under which experts best predict rows that are held out.
-
-    Steps of a factor from the present one, up while it helps, else down; on some experts. For
-    classes it is a better judge than the ELBO: a variance that few inducing inputs cannot remove
-    costs the bound more than it costs predictions.
-    """
-    J = committee.n_experts
-    experts = np.sort(rng.choice(J, min(J, _SIGNAL_EXPERTS), replace=False))
-    few = committee.sample(_SIGNAL_ROWS, experts, rng)
-    held = rng.random(len(few.y)) < _SIGNAL_HELD
-
-    def score(signal: float) -> float:
-        try:
-            return few.held_out(replace(committee.theta, signal_variance=signal), held, engine)
-        except ExpertError:
-            return -np.inf
-
-    best = float(np.clip(committee.theta.signal_variance, *_SIGNAL_RANGE))
-    best_score = score(best)
-    for factor in (_SIGNAL_STEP, 1.0 / _SIGNAL_STEP):
-        before = best
-        while _SIGNAL_RANGE[0] <= best * factor <= _SIGNAL_RANGE[1]:
-            there = score(best * factor)
-            if not there > best_score + _SIGNAL_GAIN * abs(best_score):
-                break
-            best, best_score = best * factor, there
-        if best != before:
-            break
-    return replace(committee.theta, signal_variance=float(best))
 
 
 def _tied(gradient: np.ndarray, D: int, ard: bool) -> np.ndarray:

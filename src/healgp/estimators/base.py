@@ -4,9 +4,10 @@ new rows to aggregated latent functions."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -14,14 +15,16 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from tqdm import tqdm
 
-from healgp import partition, training
+from healgp import calibration, partition, selection, training
 from healgp.checks import check_bool, check_number, choose
 from healgp.engines.local import LocalEngine, blas_threads, effective_n_jobs
 from healgp.estimators.scaling import Scaling
 from healgp.experts.committee import Committee
 from healgp.experts.sparse import SparseCommittee
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
-from healgp.likelihoods import Likelihood
+from healgp.likelihoods import Classification, Likelihood, Poisson
+from healgp.metrics import log_density
+from healgp.nested import nested
 from healgp.prediction import Prior, Setting, stream
 
 Array = np.ndarray
@@ -42,7 +45,7 @@ class ExpertGP(BaseEstimator):
         if self.n_inducing is not None:
             check_number("n_inducing", self.n_inducing, 1, integer=True)
         partition.check(self.partition)
-        choose("kernel", self.kernel, tuple(KERNELS))
+        choose("kernel", self.kernel, ("auto", *KERNELS))
         check_bool("ard", self.ard)
         check_bool("standardize", self.standardize)
         self._setting({}, fitting=True)
@@ -78,6 +81,10 @@ class ExpertGP(BaseEstimator):
             labels = partition.labels_of(self.partition, X, Z, N // m, rng)
         return labels, partition.groups(labels), m
 
+    def _kernels(self) -> tuple[str, ...]:
+        """The kernels to choose from."""
+        return tuple(KERNELS) if self.kernel == "auto" else (self.kernel,)
+
     def _starting_theta(self, D: int) -> Hyperparameters:
         try:
             lengthscales = np.asarray(self.lengthscale, dtype=float)
@@ -99,7 +106,7 @@ class ExpertGP(BaseEstimator):
         )
 
     def _fit_sparse(
-        self, Z: Array, y: Array, rows: list[Array], theta: Hyperparameters,
+        self, Z: Array, y: Array, rows: list[Array], kernel: str, theta: Hyperparameters,
         likelihood: Likelihood, n_inducing: int, with_kernel: bool, scaling: Scaling,
         rng: np.random.Generator,
     ) -> tuple[SparseCommittee, int, float]:  # fmt: skip
@@ -107,12 +114,12 @@ class ExpertGP(BaseEstimator):
         pieces = np.ones(max(len(rows), len(y) // 100))
         with LocalEngine(self.n_jobs, pieces) as engine:
             committee = SparseCommittee.from_groups(
-                Z, y, rows, self.kernel, theta, likelihood, n_inducing, rng, engine
+                Z, y, rows, kernel, theta, likelihood, n_inducing, rng, engine
             )
             max_iter = self.max_iter
             if not with_kernel and max_iter > 0:
                 try:
-                    committee.theta = training.choose_signal(committee, rng, engine)
+                    committee.theta = selection.choose_signal(committee, rng, engine)
                 except KeyboardInterrupt:
                     warnings.warn(
                         "Training was interrupted; the model uses the best so far.", stacklevel=3
@@ -133,19 +140,29 @@ class ExpertGP(BaseEstimator):
             elbo = committee.prepare(engine)
         return committee, n_iter, elbo
 
-    def _store(self, committee: Committee | SparseCommittee, scaling: Scaling) -> None:
+    def _store(
+        self,
+        committee: Committee | SparseCommittee,
+        scaling: Scaling,
+        rng: np.random.Generator,
+        communication: Array | None = None,
+    ) -> None:
         """What both estimators keep of a fit."""
         theta = committee.theta
         self._scaling, self._committee = scaling, committee
-        self._communication: Array | None = None
-        self._grbcm: tuple[Committee, Committee, Array] | None = None
+        self._communication = communication
+        self._grbcm: tuple[Committee, Committee, Array, Array] | None = None
+        self._calibration_rows = calibration.sample_rows(len(committee.y), committee.n_experts, rng)
+        self._curves: dict[Setting, calibration.Curve] = {}
+        self._rules: dict[Setting, str] = {}
         self.n_experts_ = committee.n_experts
         self.lengthscales_ = theta.lengthscales
         self.signal_variance_ = theta.signal_variance
         for name in ("log_marginal_likelihood_", "elbo_", "noise_variance_", "alpha_"):
             self.__dict__.pop(name, None)  # those of an earlier fit go
-        if self.kernel in SHAPE_NAMES:
-            setattr(self, SHAPE_NAMES[self.kernel] + "_", theta.shape)
+        self.kernel_ = committee.kernel
+        if committee.kernel in SHAPE_NAMES:
+            setattr(self, SHAPE_NAMES[committee.kernel] + "_", theta.shape)
 
     def _progress(self, what: str, total: int, unit: str) -> tqdm:
         return tqdm(total=total, desc=what, unit=unit, disable=not self.verbose)
@@ -165,6 +182,11 @@ class ExpertGP(BaseEstimator):
         """Weight of each expert at each row under the estimator's setting, [J, n], with a last axis
         for the latent functions where there are several: for a look at a modest number of rows."""
         new, setting = self._new_rows(X), self._setting({})
+        if setting.aggregation == "nested":
+            raise ValueError(
+                "aggregation='nested' solves for its combination at every row and has no weights "
+                "between 0 and 1. Look at expert_moments(X), or choose another rule."
+            )
         committee, prior = self._committee_and_prior(setting.aggregation, new)
         mean, var = self._moments(committee, new)
         noise = committee.theta.noise_variance if setting.space == "y" else 0.0
@@ -176,11 +198,142 @@ class ExpertGP(BaseEstimator):
             return everyone
         return weights
 
+    # ---- temperature -----------------------------------------------------------------------
+
     @property
     def temperature_(self) -> float:
         """The temperature that `predict` uses."""
         check_is_fitted(self)
-        return float(self.temperature)
+        return float(self._setting({}).temperature)
+
+    @property
+    def aggregation_(self) -> str:
+        """The rule that `predict` uses."""
+        check_is_fitted(self)
+        return self._setting({}).aggregation
+
+    @property
+    def temperature_curve_(self) -> tuple[Array, Array]:
+        """Temperatures, and the NLPD of training rows under them, each left out of its own expert
+        (after `calibrate`, of the rows given to it); of y in standardised units."""
+        check_is_fitted(self)
+        rule = "gpoe" if _is_auto(self.aggregation) else self.aggregation
+        setting = self._setting({"temperature": calibration.INDIFFERENT, "aggregation": rule})
+        if not calibration.has_temperature(setting):
+            raise ValueError(
+                f"aggregation={self.aggregation!r} with weighting={self.weighting!r} has no "
+                "temperature."
+            )
+        found = self._curve(setting)
+        return found.temperatures, found.nlpd
+
+    def calibrate(self, X: Any, y: Any) -> Self:
+        """Chooses the temperature anew, on rows that were held out instead of by leave-one-out;
+        needs temperature="auto"."""
+        rule = "gpoe" if _is_auto(self.aggregation) else self.aggregation
+        new, setting = (
+            self._new_rows(X),
+            self._setting({"temperature": calibration.INDIFFERENT, "aggregation": rule}),
+        )
+        targets = self._new_targets(y, len(new))
+        if not _is_auto(self.temperature):
+            raise ValueError(
+                f"temperature={self.temperature!r} was given, and calibrate() chooses it: "
+                "set_params(temperature='auto') first."
+            )
+        if not calibration.has_temperature(setting):
+            raise ValueError(
+                f"aggregation={self.aggregation!r} with weighting={self.weighting!r} has no "
+                "temperature to choose."
+            )
+        committee, prior = self._committee_and_prior(setting.aggregation, new)
+        with LocalEngine(self.n_jobs, committee.work) as engine:
+            committee.prepare_once(engine)
+            self._curves[_key(setting)] = calibration.curve(
+                committee, new, setting, prior, engine, self._log_density(targets)
+            )
+        return self
+
+    def _new_targets(self, y: Any, n: int) -> Array:
+        """Targets of n new rows as the committee knows them."""
+        raise NotImplementedError
+
+    def _curve(self, setting: Setting) -> calibration.Curve:
+        """NLPD over the temperatures for a rule, by leave-one-out; it is worked out once."""
+        key = _key(setting)
+        if key not in self._curves:
+            self._curves[key] = self._leave_one_out(setting)
+            if self.verbose:
+                self._say(setting, self._curves[key])
+        return self._curves[key]
+
+    def _leave_one_out(self, setting: Setting) -> calibration.Curve:
+        rows, base = self._calibration_rows, self._committee
+        if base.n_experts == 1:
+            return calibration.Curve(calibration.GRID, np.zeros(len(calibration.GRID)))
+        if setting.aggregation == "grbcm" and self._communication is not None:
+            rows = np.setdiff1d(rows, self._communication)
+            if not len(rows):
+                return calibration.Curve(calibration.GRID, np.zeros(len(calibration.GRID)))
+        new, targets = base.inputs(rows), base.y[rows]
+        committee, prior = self._committee_and_prior(setting.aggregation, new)
+        if setting.aggregation == "grbcm" and self._grbcm is not None:
+            rows = self._grbcm[3][rows]
+        with LocalEngine(self.n_jobs, committee.work) as engine:
+            committee.prepare_once(engine)
+            without = calibration.LeaveOneOut(committee, rows, engine)
+            return calibration.curve(
+                without, new, setting, prior, engine, self._log_density(targets)
+            )
+
+    def _rule(self, setting: Setting) -> str:
+        """The rule that predicts training rows best, each left out of its own expert: "gpoe", or
+        "nested" where it gains enough for its cost."""
+        committee, key = self._committee, replace(setting, aggregation="gpoe")
+        if not isinstance(committee, Committee) or committee.n_experts == 1:
+            return "gpoe"
+        if key not in self._rules:
+            rows = self._calibration_rows
+            new, density = committee.inputs(rows), self._log_density(committee.y[rows])
+            prior = self._committee_and_prior("gpoe", new)[1]
+            with LocalEngine(self.n_jobs, committee.work) as engine:
+                committee.prepare_once(engine)
+                without: Any = calibration.LeaveOneOut(committee, rows, engine)
+                one = stream(without, new, [replace(key, space="f")], prior, engine)[0]
+                other = nested(without, new, setting.n_nearest, engine)
+            in_f = replace(key, space="f")
+            nested_is, gain = calibration.better(density(in_f, *one), density(in_f, *other))
+            self._rules[key] = "nested" if nested_is else "gpoe"
+            if self.verbose:
+                print(
+                    f"aggregation: {self._rules[key]}; nested over gpoe gains {gain:.4f} in NLPD "
+                    "by leave-one-out"
+                )
+        return self._rules[key]
+
+    def _log_density(self, targets: Array) -> Callable[[Setting, Array, Array], Array]:
+        """log p of targets as a function of a setting and of latent moments in the committee's
+        unit."""
+        committee = self._committee
+        likelihood, unit = getattr(committee, "likelihood", None), committee.unit
+
+        def function(setting: Setting, mean: Array, var: Array) -> Array:
+            if isinstance(likelihood, Classification):
+                mean, var = (v.reshape(len(v), -1) for v in (mean, var))
+                return likelihood.log_density(targets, unit * mean, unit**2 * var)
+            if isinstance(likelihood, Poisson):
+                return likelihood.log_density(targets, unit * mean, unit**2 * var)
+            noise = committee.theta.noise_variance if setting.space == "f" else 0.0
+            return log_density(targets, mean, np.sqrt(var + noise))
+
+        return function
+
+    def _say(self, setting: Setting, found: calibration.Curve) -> None:
+        what = f"temperature of {setting.aggregation} with {setting.weighting}"
+        if found.matters:
+            print(f"{what}: {found.chosen:.3g}, NLPD by leave-one-out {found.nlpd.min():.4f}")
+        else:
+            print(f"{what}: it does not matter here, all predict alike")
 
     def _setting(self, changes: Mapping[str, Any], fitting: bool = False) -> Setting:
         names = self._setting_names
@@ -190,16 +343,25 @@ class ExpertGP(BaseEstimator):
                 f"A setting has {', '.join(sorted(map(repr, unknown)))}; it may have: "
                 f"{', '.join(names)}."
             )
-        setting = Setting(
-            **({"space": "f"} | {name: getattr(self, name) for name in names} | dict(changes))
-        )
+        given = {"space": "f"} | {name: getattr(self, name) for name in names} | dict(changes)
+        automatic, best_rule = _is_auto(given["temperature"]), _is_auto(given["aggregation"])
+        if automatic:
+            given["temperature"] = calibration.INDIFFERENT
+        if best_rule:
+            given["aggregation"] = "gpoe"
+        setting = Setting(**given)
         sparse = self._is_sparse() if fitting else isinstance(self._committee, SparseCommittee)
-        if setting.aggregation == "grbcm" and sparse:
+        if setting.aggregation in ("grbcm", "nested") and sparse:
             raise ValueError(
-                "aggregation='grbcm' conditions every expert on the communication set as well, "
-                "which needs exact experts. Choose another rule, or for a Gaussian likelihood "
-                "n_inducing=None."
+                f"aggregation={setting.aggregation!r} needs exact experts, and these are sparse. "
+                "Choose another rule, or for a Gaussian likelihood n_inducing=None."
             )
+        if fitting:
+            return setting
+        if automatic and calibration.has_temperature(setting):
+            setting = replace(setting, temperature=self._curve(setting).chosen)
+        if best_rule:
+            setting = replace(setting, aggregation=self._rule(setting))
         return setting
 
     def _new_rows(self, X: Any) -> Array:
@@ -218,8 +380,15 @@ class ExpertGP(BaseEstimator):
             raise ValueError("settings must be a list of dicts; for one setting, a list of one.")
         chosen = [self._setting(changes) for changes in settings]
         results: list[Any] = [None] * len(chosen)
+        for i, setting in enumerate(chosen):
+            if setting.aggregation == "nested":
+                results[i] = self._nested(new, setting)
         for is_grbcm in (False, True):
-            here = [i for i, s in enumerate(chosen) if (s.aggregation == "grbcm") == is_grbcm]
+            here = [
+                i
+                for i, s in enumerate(chosen)
+                if s.aggregation != "nested" and (s.aggregation == "grbcm") == is_grbcm
+            ]
             if not here:
                 continue
             committee, prior = self._committee_and_prior("grbcm" if is_grbcm else "", new)
@@ -240,6 +409,18 @@ class ExpertGP(BaseEstimator):
         ):
             committee.prepare_once(engine)
             return stream(committee, new, settings, prior, engine, bar.update)
+
+    def _nested(self, new: Array, setting: Setting) -> tuple[Array, Array]:
+        committee = self._committee
+        assert isinstance(committee, Committee)
+        with (
+            LocalEngine(self.n_jobs, committee.work) as engine,
+            self._progress("predicting", len(new), "row") as bar,
+        ):
+            committee.prepare_once(engine)
+            mean, var = nested(committee, new, setting.n_nearest, engine, bar.update)
+        # every expert's noise is its own: in y-space the same combination is the best
+        return mean, var + (committee.theta.noise_variance if setting.space == "y" else 0.0)
 
     def _moments(self, committee: Committee | SparseCommittee, new: Array) -> tuple[Array, Array]:
         with LocalEngine(self.n_jobs, committee.work) as engine:
@@ -262,7 +443,7 @@ class ExpertGP(BaseEstimator):
             if not isinstance(self._committee, Committee) or self._communication is None:
                 raise RuntimeError("a sparse committee has no communication set")
             self._grbcm = self._committee.with_communication(self._communication)
-        augmented, communication, _ = self._grbcm
+        augmented, communication, *_ = self._grbcm
         setting = Setting("poe", "ones", 0.0, None, "f")  # one expert's product is the expert
         mean, var = self._stream(communication, new, [setting], Prior(0.0, 1.0))[0]
         return augmented, Prior(mean, var)
@@ -273,6 +454,15 @@ class ExpertGP(BaseEstimator):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         return state | {"_grbcm": None} if "_grbcm" in state else state
+
+
+def _is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value == "auto"
+
+
+def _key(setting: Setting) -> Setting:
+    """A setting but for its temperature."""
+    return replace(setting, temperature=calibration.INDIFFERENT)
 
 
 def _reporter(bar: tqdm, what: str) -> training.Report:

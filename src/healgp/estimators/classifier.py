@@ -11,7 +11,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from healgp import training
+from healgp import selection
 from healgp.checks import choose
 from healgp.estimators.base import ExpertGP
 from healgp.estimators.scaling import Scaling
@@ -156,6 +156,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         Z, rng = scaling.inputs(X), self._rng()
         labels, rows, _ = self._partition(X, Z, rng)
 
+        kernel, scores = self._kernels()[0], dict[str, float]()
         if self.max_iter > 0:
             means = np.bincount(y) / len(y)
 
@@ -167,17 +168,28 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
             size = max(len(y) // len(rows), min(len(y), 200))
             order = rng.permutation(len(y))
             groups = [order[i : i + size] for i in range(0, len(y) - size + 1, size)]
-            found = training.train_on_targets(
-                Z, groups, indicators, self.kernel, theta, self.ard, self.max_iter, scaling.x_left,
-                rng, self.n_jobs,
+            found = selection.train_on_targets(
+                Z, groups, indicators, self._kernels(), theta, self.ard, self.max_iter,
+                scaling.x_left, rng, self.n_jobs,
             )  # fmt: skip
-            theta = replace(found, signal_variance=theta.signal_variance)
+            kernel, scores = found.kernel, found.scores
+            theta = replace(found.theta, signal_variance=theta.signal_variance)
         committee, n_iter, elbo = self._fit_sparse(
-            Z, y.astype(float), rows, theta, likelihood, self.n_inducing, False, scaling, rng
+            Z,
+            y.astype(float),
+            rows,
+            kernel,
+            theta,
+            likelihood,
+            self.n_inducing,
+            False,
+            scaling,
+            rng,
         )
-        self._store(committee, scaling)
-        self.classes_, self.elbo_ = classes, elbo
+        self._store(committee, scaling, rng)
+        self.classes_, self.elbo_, self.kernel_scores_ = classes, elbo, scores
         self.labels_, self.n_iter_ = labels, n_iter
+        self._setting({})  # the temperature is chosen now, not at the first prediction
         return self
 
     def _likelihood(self, n_classes: int, classes: Array) -> Classification:
@@ -224,9 +236,13 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
     def log_predictive_density(self, X: Any, y: Any) -> Array:
         """log p(y_i | x_i) of each row, y being labels."""
         p = self.predict_proba(X)
+        where = self._new_targets(y, len(p)).astype(np.intp)
+        return np.log(np.maximum(p[np.arange(len(p)), where], TINY))
+
+    def _new_targets(self, y: Any, n: int) -> Array:
         y = column_or_1d(y)
-        if len(y) != len(p):
-            raise ValueError(f"y has {len(y)} labels, but X has {len(p)} rows.")
+        if len(y) != n:
+            raise ValueError(f"y has {len(y)} labels, but X has {n} rows.")
         numbers = {label: number for number, label in enumerate(self.classes_.tolist())}
         unknown = [label for label in y.tolist() if label not in numbers]
         if unknown:
@@ -234,8 +250,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
                 f"y has the label {unknown[0]!r}, which is not among those that the model was "
                 f"fitted with."
             )
-        where = np.array([numbers[label] for label in y.tolist()])
-        return np.log(np.maximum(p[np.arange(len(p)), where], TINY))
+        return np.array([numbers[label] for label in y.tolist()], dtype=float)
 
     def _probabilities(self, mean: Array, var: Array) -> Array:
         check_is_fitted(self)

@@ -12,7 +12,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from healgp import metrics, training
+from healgp import metrics, selection, training
 from healgp.checks import check_number, choose
 from healgp.engines.local import LocalEngine
 from healgp.estimators.base import ExpertGP, _reporter
@@ -43,24 +43,37 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
     partition : {"kmeans", "random", "balanced"}, array of labels or callable, default="kmeans"
         Which rows go together. An array has one label per row; a callable gets
         (X, n_experts, rng) and returns labels.
-    kernel : {"rbf", "matern12", "matern32", "matern52", "rational_quadratic"}, default="rbf"
+    partition_metric : {"auto", "plain"}, default="auto"
+        "auto" divides the rows a second time, in inputs divided by the lengthscales found so far,
+        and keeps what explains the data better: columns that do not matter then do not decide which
+        rows belong together. For "kmeans" and "balanced" with ard=True. "plain" divides them once.
+    kernel : {"auto", "rbf", "matern12", "matern32", "matern52", "rational_quadratic"}, \
+            default="auto"
+        "auto" trains every one of them briefly on a few experts and takes the one with the largest
+        marginal likelihood.
     ard : bool, default=True
         A lengthscale of its own for every column; otherwise one for all.
-    aggregation : {"poe", "gpoe", "bcm", "rbcm", "grbcm", "barycenter", "wasserstein"}, \
-            default="gpoe"
-        The rule that combines the experts (see `healgp.aggregation`).
+    aggregation : {"auto", "poe", "gpoe", "bcm", "rbcm", "grbcm", "barycenter", "wasserstein", \
+            "nested"}, default="auto"
+        The rule that combines the experts (see `healgp.aggregation`). "nested" is the best linear
+        combination of the `n_nearest` most confident experts at each row, given how they vary
+        together (see `healgp.nested`); it costs more. "auto" is "nested" where it predicts training
+        rows clearly better, each left out of its own expert, else "gpoe".
     weighting : {"ones", "uniform", "entropy", "softmax_variance", "softmax_entropy", \
             "softmax_wasserstein"}, default="softmax_variance"
         The experts' weights (see `healgp.weights`); "poe" and "bcm" always use ones.
-    temperature : float, default=100.0
-        Multiplies the score in the softmax: larger is sparser. In units of standardised y, so that
-        100 means the same on every data set (with standardize=False, in units of y itself; for
-        counts, in units of the prior deviation of f).
+    temperature : float or "auto", default="auto"
+        Multiplies the score in the softmax: larger is sparser. "auto" takes what predicts a sample
+        of training rows best, each left out of its own expert (see `healgp.calibration`). In units
+        of standardised y, so that 100 means the same on every data set (with standardize=False, in
+        units of y itself; for counts, in units of the prior deviation of f).
     normalize_weights : bool or None, default=None
         Whether weights add up to one. None: always for "gpoe" and the barycenters and for every
         softmax, never for "ones" and "entropy" in the other rules.
     space : {"f", "y"}, default="f"
         Combine predictions of the latent function, or of noisy observations.
+    n_nearest : int, default=8
+        Experts that "nested" combines at each row.
     likelihood : {"gaussian", "poisson"}, default="gaussian"
         "poisson" is for counts: y ~ Poisson(exp f), and predictions are rates.
     n_inducing : int or None, default=None
@@ -94,7 +107,11 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
     lengthscales_ : array [D]
     signal_variance_, noise_variance_ : float (these three in standardised units)
     alpha_ : float, with kernel="rational_quadratic"
-    temperature_ : float
+    kernel_ : str, and kernel_scores_ : dict, the marginal likelihood per row of each kernel that
+        was compared (empty if one was given)
+    aggregation_ : str
+    temperature_ : float, and temperature_curve_ : the temperatures that were compared and their
+        NLPD
     log_marginal_likelihood_ : float, the sum over experts, of standardised y; with exact experts
     elbo_ : float, a lower bound of the same, with sparse experts
     n_iter_ : int
@@ -112,19 +129,21 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
     (array([0.8]), array([0.1]))
     """
 
-    _setting_names = (*ExpertGP._setting_names, "space")
+    _setting_names = (*ExpertGP._setting_names, "space", "n_nearest")
 
     def __init__(
         self,
         points_per_expert: int | None = 500,
         partition: Any = "kmeans",
-        kernel: str = "rbf",
+        partition_metric: str = "auto",
+        kernel: str = "auto",
         ard: bool = True,
-        aggregation: str = "gpoe",
+        aggregation: str = "auto",
         weighting: str = "softmax_variance",
-        temperature: float = 100.0,
+        temperature: float | str = "auto",
         normalize_weights: bool | None = None,
         space: str = "f",
+        n_nearest: int = 8,
         likelihood: str = "gaussian",
         n_inducing: int | None = None,
         standardize: bool = True,
@@ -138,6 +157,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
     ) -> None:
         self.points_per_expert = points_per_expert
         self.partition = partition
+        self.partition_metric = partition_metric
         self.kernel = kernel
         self.ard = ard
         self.aggregation = aggregation
@@ -145,6 +165,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         self.temperature = temperature
         self.normalize_weights = normalize_weights
         self.space = space
+        self.n_nearest = n_nearest
         self.likelihood = likelihood
         self.n_inducing = n_inducing
         self.standardize = standardize
@@ -196,26 +217,40 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
             if counts:
                 first = np.log(0.5 + y)
                 first -= first.mean()
-            if self.max_iter > 0:
-                theta = training.train_on_targets(
-                    Z, rows, lambda r: [first[r]], self.kernel, theta, self.ard, self.max_iter,
-                    scaling.x_left, rng, self.n_jobs,
-                )  # fmt: skip
+            chosen = selection.train_on_targets(
+                Z, rows, lambda r: [first[r]], self._kernels(), theta, self.ard, self.max_iter,
+                scaling.x_left, rng, self.n_jobs,
+            )  # fmt: skip
+            theta = chosen.theta
             likelihood = Poisson(np.log(mean)) if counts else Gaussian(np.log(theta.noise_variance))
             n_inducing = _N_INDUCING if self.n_inducing is None else self.n_inducing
             sparse, n_iter, elbo = self._fit_sparse(
-                Z, t, rows, theta, likelihood, n_inducing, True, scaling, rng
+                Z, t, rows, chosen.kernel, theta, likelihood, n_inducing, True, scaling, rng
             )
             if isinstance(sparse.likelihood, Poisson):  # f varies about the log of a mean
                 scaling = replace(scaling, y_center=sparse.likelihood.parameter)
-            self._store(sparse, scaling)
-            self.elbo_ = elbo
+            self._store(sparse, scaling, rng)
+            self.elbo_, self.kernel_scores_ = elbo, chosen.scores
             self.labels_, self.n_iter_ = labels, n_iter
             if not counts:
                 self.noise_variance_ = sparse.theta.noise_variance
+            self._setting({})
             return self
 
-        committee = Committee.from_groups(Z, t, rows, self.kernel, theta)
+        chosen = selection.Selection(self.kernel, theta, {})
+        divide_again = self._may_divide_again() and len(rows) > 1
+        if self.kernel == "auto" or divide_again:
+            chosen = selection.choose_kernel(
+                Z, t, rows, self._kernels(), theta, self.ard, self.max_iter, scaling.x_left,
+                scaling.y_left, rng, self.n_jobs,
+            )  # fmt: skip
+        if divide_again:
+            again, rows_again, _ = self._partition(X, Z / chosen.theta.lengthscales, rng)
+            if selection.explains_better(
+                Z, t, rows, rows_again, chosen.kernel, chosen.theta, self.n_jobs
+            ):
+                labels, rows = again, rows_again
+        committee = Committee.from_groups(Z, t, rows, chosen.kernel, chosen.theta)
         # The communication set of grBCM, as positions in the committee's order of rows.
         communication = np.sort(rng.choice(N, m, replace=False))
         with (
@@ -229,14 +264,21 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
             bar.total = bar.n  # converged: the bar is full
             committee.theta = found.theta
             log_likelihood = committee.prepare(engine)
-        self._store(committee, scaling)
-        self._communication = communication
+        self._store(committee, scaling, rng, communication)
+        self.kernel_scores_ = chosen.scores
         self.labels_, self.n_iter_ = labels, found.n_iter
         self.log_marginal_likelihood_ = log_likelihood
         self.noise_variance_ = found.theta.noise_variance
+        self._setting({})  # rule and temperature are chosen now, not at the first prediction
         return self
 
+    def _may_divide_again(self) -> bool:
+        """Whether the partition may follow the lengthscales: they must differ, and be found."""
+        named = isinstance(self.partition, str) and self.partition in ("kmeans", "balanced")
+        return self.partition_metric == "auto" and named and self.ard and self.max_iter > 0
+
     def _check_parameters(self) -> None:
+        choose("partition_metric", self.partition_metric, ("auto", "plain"))
         choose("likelihood", self.likelihood, ("gaussian", "poisson"))
         self._check_shared()
         check_number("noise_variance", self.noise_variance, 0, positive=True)
@@ -319,6 +361,15 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         mean, std = self.predict_many(X, [{}])[0]
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         return metrics.log_density(y, mean, std)
+
+    def _new_targets(self, y: Any, n: int) -> Array:
+        y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        if y.shape != (n,):
+            raise ValueError(f"y has shape {y.shape}, but X has {n} rows.")
+        if self._poisson() is not None:
+            _check_counts(y)
+            return y
+        return self._scaling.targets(y)
 
     def _poisson(self) -> Poisson | None:
         """The likelihood of a model of counts."""

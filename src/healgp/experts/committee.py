@@ -46,9 +46,12 @@ class Committee:
         offsets = np.concatenate([[0], np.cumsum([len(group) for group in groups])])
         return cls(np.ascontiguousarray(X[order].T), y[order], offsets, kernel, theta)
 
-    def with_communication(self, chosen: np.ndarray) -> tuple[Committee, Committee, np.ndarray]:
+    def with_communication(
+        self, chosen: np.ndarray
+    ) -> tuple[Committee, Committee, np.ndarray, np.ndarray]:
         """For grBCM, D_c being the rows `chosen`: the experts on D_c ∪ D_j (D_c has left D_j);
-        the expert on D_c; and which experts the first are, for those left without rows drop out."""
+        the expert on D_c; which experts the first are, for those left without rows drop out; and
+        where each row of this committee is in theirs (those of D_c, in the last of them)."""
         X, y = self.XT.T, self.y
         own = np.ones(len(y), dtype=bool)
         own[chosen] = False
@@ -56,10 +59,14 @@ class Committee:
         parts = [np.arange(a, b)[own[a:b]] for a, b in bounds]
         left = [j for j, part in enumerate(parts) if len(part)] or [0]
         augmented = [np.concatenate([chosen, parts[j]]) for j in left]
+        order = np.concatenate(augmented)
+        place = np.empty(len(y), dtype=np.intp)
+        place[order] = np.arange(len(order))
         return (
             Committee.from_groups(X, y, augmented, self.kernel, self.theta),
             Committee.from_groups(X, y, [chosen], self.kernel, self.theta),
             np.array(left),
+            place,
         )
 
     @property
@@ -74,6 +81,10 @@ class Committee:
     def work(self) -> np.ndarray:
         """One size for each piece that a thread can take, for the engine."""
         return self.sizes
+
+    def inputs(self, rows: np.ndarray) -> np.ndarray:
+        """Some of the committee's own rows [n, D]."""
+        return np.ascontiguousarray(self.XT[:, rows].T)
 
     #: There is one latent function, in the units of y.
     latent_shape = ()
@@ -185,3 +196,71 @@ class Committee:
             first, last, np.ascontiguousarray(new.T), A, Z, scaled, V, r2, phi, mean, var,
         )  # fmt: skip
         return mean, var
+
+    def leave_one_out(
+        self, rows: np.ndarray, engine: LocalEngine
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For some of the committee's own rows: which expert each belongs to, and what that expert
+        would say about it without it, latent mean and variance."""
+        owner = np.searchsorted(self.offsets, rows, side="right") - 1
+        mean, var = np.empty((2, len(rows)))
+
+        def run(j: int) -> None:
+            here = np.flatnonzero(owner == j)
+            mean[here], var[here], _ = self.without(rows[here], j, engine, False)
+
+        engine.run(run, np.unique(owner))
+        return owner, mean, var
+
+    def without(
+        self, rows: np.ndarray, j: int, engine: LocalEngine, coefficients: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What expert j says about some of its own rows, each without that row: latent means and
+        variances, and the coefficients [n, m] of the means if they are asked for; in the calling
+        thread."""
+        if self.alpha is None or self._factors is None:
+            raise RuntimeError("prepare() comes before without()")
+        factors, where = self._factors
+        m, D = int(self.sizes.max()), len(self.XT)
+        wide = m + exact.PAD
+        A, Z, V, r2, phi = engine.scratch(
+            m * m if where[j] < 0 else 0, D * wide, m * exact.ROWS, wide, wide
+        )
+        mean, var = np.empty((2, len(rows)))
+        out = np.empty((len(rows) if coefficients else 0, self.sizes[j]))
+        exact.leave_one_out(
+            *self._arguments(self.theta), self.XT, self.y, self.offsets, self.alpha, factors, where,
+            j, rows, A, Z, V, r2, phi, mean, var, out,
+        )  # fmt: skip
+        return mean, var, out
+
+    def coefficients(
+        self, new: np.ndarray, rows: np.ndarray, j: int, engine: LocalEngine
+    ) -> np.ndarray:
+        """(K + σ_y²I)⁻¹k* [n, m] of expert j at some rows of `new` [·, D]: what its latent mean
+        combines its y with; in the calling thread."""
+        if self._factors is None:
+            raise RuntimeError("prepare() comes before coefficients()")
+        factors, where = self._factors
+        m, D = int(self.sizes.max()), len(self.XT)
+        wide = m + exact.PAD
+        A, Z, scaled, V, r2, phi = engine.scratch(
+            m * m if where[j] < 0 else 0, D * wide, D * exact.ROWS, m * exact.ROWS,
+            max(wide, exact.ROWS), wide,
+        )  # fmt: skip
+        out = np.empty((len(rows), self.sizes[j]))
+        exact.coefficients(
+            *self._arguments(self.theta), self.XT, self.offsets, factors, where, j,
+            np.ascontiguousarray(new[rows].T), A, Z, scaled, V, r2, phi, out,
+        )  # fmt: skip
+        return out
+
+    def covariance_of_means(self, i: int, j: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """cov(m_i, m_j) at some rows, from the coefficients a [n, m_i] and b [n, m_j] there."""
+        kernel, shape, signal, _, lengthscales = self._arguments(self.theta)
+        out = np.empty(len(a))
+        exact.covariance_of_means(
+            kernel, shape, signal, lengthscales, self.XT, self.offsets[i], self.sizes[i],
+            self.offsets[j], self.sizes[j], a, b, out,
+        )  # fmt: skip
+        return out

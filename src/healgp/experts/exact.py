@@ -16,7 +16,7 @@ from healgp.kernels import (
     squared_distances,
     values,
 )
-from healgp.linalg import JITTER, cholesky, invert, solve, solve_vector
+from healgp.linalg import JITTER, cholesky, invert, multiply, solve, solve_back, solve_vector
 
 #: Rows of X* that one triangular solve takes at a time: wide enough for BLAS, narrow enough for L2.
 ROWS = 256
@@ -234,3 +234,110 @@ def moments(
                 kernel, shape, signal, Z, m, alpha[start : start + m], U, block, rows, V, r2,
                 mean[j - first, begin : begin + rows], var[j - first, begin : begin + rows],
             )  # fmt: skip
+
+
+@_JIT
+def leave_one_out(
+    kernel, shape, signal, noise, lengthscales, XT, y, offsets, alpha, factors, factor_offsets,
+    expert, rows, A, Zflat, V, r2, phi, mean, var, out,
+):  # fmt: skip
+    """Latent mean and variance of one expert at some of its own rows, each without that row
+    (Rasmussen & Williams 2006, equations 5.10 to 5.12; K with noise):
+
+        E[f_i] = y_i − [K⁻¹y]_i / [K⁻¹]_ii,    var[f_i] = 1 / [K⁻¹]_ii − σ_y²
+
+    The mean is a linear combination of the other rows' y, with −[K⁻¹]_ki / [K⁻¹]_ii, which goes
+    into out [n, m] unless that is empty.
+    """
+    D = XT.shape[0]
+    start = offsets[expert]
+    m = offsets[expert + 1] - start
+    if factor_offsets[expert] >= 0:
+        U = factors[factor_offsets[expert] : factor_offsets[expert] + m * m]
+    else:
+        Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
+        _scale(XT, start, m, lengthscales, Z)
+        U = A
+        _factorize(kernel, shape, signal, noise, Z, m, U, A[:0], A[:0], r2, phi)
+    for begin in range(0, len(rows), ROWS):
+        n = min(ROWS, len(rows) - begin)
+        V[: m * n] = 0.0
+        for q in range(n):
+            V[(rows[begin + q] - start) * n + q] = 1.0
+        solve(U, m, V, n)
+        solve_back(U, m, V, n)
+        for q in range(n):
+            i = rows[begin + q]
+            inverse = V[(i - start) * n + q]
+            mean[begin + q] = y[i] - alpha[i] / inverse
+            var[begin + q] = max(1.0 / inverse - noise, 1e-12 * signal)
+            if out.size > 0:
+                for k in range(m):
+                    out[begin + q, k] = -V[k * n + q] / inverse
+                out[begin + q, i - start] = 0.0
+
+
+@_CONTRACT
+def coefficients(
+    kernel, shape, signal, noise, lengthscales, XT, offsets, factors, factor_offsets,
+    expert, new, A, Zflat, scaled, V, r2, phi, out,
+):  # fmt: skip
+    """(K + σ_y²I)⁻¹k* of one expert at the rows `new` [D, n], into out [n, m]: what its latent mean
+    is a linear combination of y with."""
+    D, n = new.shape
+    start = offsets[expert]
+    m = offsets[expert + 1] - start
+    Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
+    _scale(XT, start, m, lengthscales, Z)
+    if factor_offsets[expert] >= 0:
+        U = factors[factor_offsets[expert] : factor_offsets[expert] + m * m]
+    else:
+        U = A
+        _factorize(kernel, shape, signal, noise, Z, m, U, A[:0], A[:0], r2, phi)
+    point = np.empty(D)
+    for begin in range(0, n, ROWS):
+        rows = min(ROWS, n - begin)
+        block = scaled[: D * rows].reshape(D, rows)
+        _scale(new, begin, rows, lengthscales, block)
+        for i in range(m):
+            for d in range(D):
+                point[d] = Z[d, i]
+            k = V[i * rows : i * rows + rows]
+            squared_distances(block, 0, rows, point, r2)
+            values(kernel, shape, r2, rows, k)
+            for q in range(rows):
+                k[q] *= signal
+        solve(U, m, V, rows)
+        solve_back(U, m, V, rows)
+        for q in range(rows):
+            for i in range(m):
+                out[begin + q, i] = V[i * rows + q]
+
+
+@_CONTRACT
+def covariance_of_means(
+    kernel, shape, signal, lengthscales, XT, first, n_first, second, n_second, a, b, out
+):
+    """aᵀ K b for each row of a [n, n_first] and b [n, n_second], K being the covariance between the
+    rows of XT from `first` and from `second` on: how the latent means of two experts vary
+    together."""
+    D = XT.shape[0]
+    wide = n_second + PAD
+    Z, W = np.empty((D, wide)), np.empty((len(a), n_first))
+    K, point, r2, phi = np.empty((n_first, n_second)), np.empty(D), np.empty(wide), np.empty(wide)
+    _scale(XT, second, n_second, lengthscales, Z)
+    padded = _padded(n_second)
+    for i in range(n_first):
+        for d in range(D):
+            point[d] = XT[d, first + i] / lengthscales[d]
+        squared_distances(Z, 0, padded, point, r2)
+        values(kernel, shape, r2, padded, phi)
+        row = K[i]
+        for j in range(n_second):
+            row[j] = signal * phi[j]
+    multiply(b, False, K, True, W, 0.0)
+    for q in range(len(a)):
+        total, left, right = 0.0, a[q], W[q]
+        for i in range(n_first):
+            total += left[i] * right[i]
+        out[q] = total

@@ -90,6 +90,10 @@ class SparseCommittee:
         C = self.likelihood.n_latent
         return () if C == 1 else (C,)
 
+    def inputs(self, rows: Array) -> Array:
+        """Some of the committee's own rows [n, D]."""
+        return self.X[rows]
+
     @property
     def unit(self) -> float:
         """What the latent functions are measured in by `moments`: y's own units when they are those
@@ -258,6 +262,34 @@ class SparseCommittee:
                 mean[j - first, part], var[j - first, part] = a / unit, b / unit**2
         shape = (last - first, len(new), *self.latent_shape)
         return mean.reshape(shape), var.reshape(shape)
+
+    def leave_one_out(self, rows: Array, engine: LocalEngine) -> tuple[Array, Array, Array]:
+        """For some of the committee's own rows: which expert each belongs to, and what that expert
+        would say about it without the row's own site, latent means and variances in `unit`. With
+        v = V_i, s = vᵀSv and the site's weight λ and shift b:
+
+            var[f_i] = σ² − vᵀv + s / (1 − λs),    E[f_i] = (vᵀm − s b) / (1 − λs)
+
+        For a Gaussian likelihood that is leave-one-out at the same inducing inputs; for others it
+        is the cavity, an approximation: the sites of the other rows stay as they are."""
+        C, unit = self.likelihood.n_latent, self.unit
+        owner = np.searchsorted(self.offsets, rows, side="right") - 1
+        mean, var = np.empty((2, len(rows), C))
+
+        def run(j: int) -> None:
+            frame, q = self._state(j)
+            here = np.flatnonzero(owner == j)
+            V, sites = frame.features(self.X[rows[here]]), self.sites[rows[here]]
+            full, total, _ = q.latent(V, self.theta.signal_variance)
+            outside = self.theta.signal_variance - (V * V).sum(axis=0)[:, None]
+            s = np.maximum(total - outside, 0.0)
+            left = np.maximum(1.0 - sites.weight * s, 1e-10)
+            mean[here] = (full - s * sites.shift) / left / unit
+            var[here] = np.maximum(outside + s / left, 1e-10 * self.theta.signal_variance) / unit**2
+
+        engine.run(run, np.unique(owner))
+        shape = (len(rows), *self.latent_shape)
+        return owner, mean.reshape(shape), var.reshape(shape)
 
 
 def _offsets(parts: list[Array]) -> Array:

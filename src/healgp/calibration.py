@@ -1,0 +1,110 @@
+"""The temperature, chosen by what predicts best: rows of the training set, each left out of its own
+expert in closed form, or rows that were held out.
+
+A row's own expert predicts it without the row, all others as they are, and the aggregate's negative
+log predictive density is compared over a grid of temperatures, which are aggregated in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from healgp.engines.local import LocalEngine
+from healgp.prediction import BLOCK, Prior, Setting, stream
+from healgp.weights import SCORES
+
+Array = np.ndarray
+
+#: Temperatures that are compared, and the one that is taken where it makes no difference.
+GRID = np.geomspace(0.3, 10_000.0, 37)
+INDIFFERENT = 100.0
+
+#: Training rows that the temperature is chosen on: as many as this product with the number of
+#: experts allows, within the bounds.
+_WORK, _ROWS = 2_000_000, (200, 2000)
+
+#: The gain in NLPD that makes up for the nested rule's cost; a standard error is added to it.
+_RULE_GAIN = 0.002
+
+#: A curve whose range is below this has no minimum worth the name.
+_FLAT = 1e-6
+
+
+@dataclass(frozen=True)
+class Curve:
+    """NLPD over the temperatures, and the one with the smallest."""
+
+    temperatures: Array
+    nlpd: Array
+
+    @property
+    def matters(self) -> bool:
+        """False where all temperatures predict alike, as with one expert or with equal ones."""
+        return bool(np.ptp(self.nlpd) > _FLAT)
+
+    @property
+    def chosen(self) -> float:
+        return float(self.temperatures[np.argmin(self.nlpd)]) if self.matters else INDIFFERENT
+
+
+def has_temperature(setting: Setting) -> bool:
+    """Whether a setting's weights are a softmax."""
+    return setting.aggregation not in ("poe", "bcm", "nested") and setting.weighting in SCORES
+
+
+def sample_rows(N: int, n_experts: int, rng: np.random.Generator) -> Array:
+    """The training rows to choose on."""
+    n = int(np.clip(_WORK // n_experts, *_ROWS))
+    return np.sort(rng.choice(N, min(n, N), replace=False))
+
+
+class LeaveOneOut:
+    """A committee (exact or sparse) that is asked about some of its own rows: a row's own expert
+    answers without it. For `stream` and `nested`, which must ask about all of them at once."""
+
+    def __init__(self, committee: Any, rows: Array, engine: LocalEngine) -> None:
+        if len(rows) > BLOCK:
+            raise ValueError(f"{len(rows)} rows are more than stream asks about at once")
+        self._committee, self._rows = committee, rows
+        self._owner, self._mean, self._var = committee.leave_one_out(rows, engine)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._committee, name)
+
+    def moments(self, new: Array, first: int, last: int, engine: LocalEngine) -> Any:
+        mean, var = self._committee.moments(new, first, last, engine)
+        here = np.flatnonzero((self._owner >= first) & (self._owner < last))
+        where = self._owner[here] - first, here
+        mean[where], var[where] = self._mean[here], self._var[here]
+        return mean, var
+
+    def coefficients(self, new: Array, rows: Array, j: int, engine: LocalEngine) -> Array:
+        out = self._committee.coefficients(new, rows, j, engine)
+        own = np.flatnonzero(self._owner[rows] == j)
+        if len(own):
+            out[own] = self._committee.without(self._rows[rows[own]], j, engine, True)[2]
+        return out
+
+
+def curve(
+    committee: Any, new: Array, setting: Setting, prior: Prior, engine: LocalEngine,
+    log_density: Callable[[Setting, Array, Array], Array],
+) -> Curve:  # fmt: skip
+    """NLPD at the rows `new` over the grid, `log_density` being that of their targets under
+    aggregated moments [n]."""
+    settings = [replace(setting, temperature=float(t)) for t in GRID]
+    results = stream(committee, new, settings, prior, engine)
+    values = [-log_density(s, *r).mean() for s, r in zip(settings, results, strict=True)]
+    return Curve(GRID, np.array(values))
+
+
+def better(one: Array, other: Array) -> tuple[bool, float]:
+    """Whether the log densities `other` [n] beat `one` by enough to be believed and to be worth a
+    costlier rule; and by how much, per row."""
+    gain = other - one
+    error = gain.std() / np.sqrt(len(gain))
+    return bool(gain.mean() > _RULE_GAIN + error), float(gain.mean())

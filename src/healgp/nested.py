@@ -1,0 +1,135 @@
+"""The best linear combination of experts, given how their predictions vary together (Rullière,
+Durrande, Bachoc and Chevalier 2018), restricted to the experts that are most confident at a row.
+
+With M the latent means of the chosen experts at x*, k their covariances with f(x*) and C those
+among them, both under the prior and the noise,
+
+    E[f*] = kᵀ C⁻¹ M,    var[f*] = σ² − kᵀ C⁻¹ k.
+
+An expert's own entries are known from its variance, k_j = C_jj = σ² − σ_j². The others need the
+covariance between the rows of two experts, which serves all x* at which both were chosen: so the
+work goes over pairs of experts, and BLAS does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from healgp.engines.local import LocalEngine
+from healgp.experts.committee import Committee
+from healgp.prediction import expert_blocks
+
+Array = np.ndarray
+
+#: Rows of a block at most, and numbers that the experts' coefficients there may have.
+_ROWS, _BLOCK = 8192, 2**25
+
+#: Correlations between experts' means have eigenvalues of at least this: experts that nearly repeat
+#: one another make the system singular.
+_LEAST = 1e-8
+
+
+def nested(
+    committee: Committee, new: Array, n_nearest: int, engine: LocalEngine,
+    advance: Callable[[int], Any] = lambda rows: None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Latent mean and variance [n] at the rows `new` [n, D] from the n_nearest most confident
+    experts at each."""
+    k = min(n_nearest, committee.n_experts)
+    rows = int(np.clip(_BLOCK // (k * committee.sizes.max()), 64, _ROWS))
+    mean, var = np.empty((2, len(new)))
+    for start in range(0, len(new), rows):
+        part = slice(start, min(start + rows, len(new)))
+        mean[part], var[part] = _block(committee, new[part], k, engine)
+        advance(part.stop - part.start)
+    return mean, var
+
+
+def _block(committee: Committee, new: Array, k: int, engine: LocalEngine) -> tuple[Array, Array]:
+    chosen, means, variances = _most_confident(committee, new, k, engine)
+    signal, n = committee.theta.signal_variance, len(new)
+    own = np.maximum(signal - variances, 1e-12 * signal)  # k_j and C_jj
+    C = np.empty((n, k, k))
+    C[:, range(k), range(k)] = own.T
+
+    # the rows at which each expert was chosen, and its coefficients there
+    experts, places = np.unique(chosen, return_inverse=True)
+    places = places.reshape(chosen.shape)
+    order = np.argsort(places, axis=None, kind="stable")
+    ends = np.searchsorted(places.ravel()[order], np.arange(1, len(experts)))
+    asked = [np.sort(part % n) for part in np.split(order, ends)]
+    coefficients = list(
+        engine.map(
+            lambda e: committee.coefficients(new, asked[e], int(experts[e]), engine),
+            range(len(experts)),
+        )
+    )
+
+    # pairs of experts, each with the rows and the two places in C that it serves
+    a, b = np.triu_indices(k, 1)
+    first, second = places[a].ravel(), places[b].ravel()
+    low, high = np.minimum(first, second), np.maximum(first, second)
+    code = low.astype(np.int64) * len(experts) + high
+    order = np.argsort(code, kind="stable")
+    ends = np.flatnonzero(np.diff(code[order], append=-1)) + 1
+    groups = np.split(order, ends[:-1]) if len(order) else []
+    row_of = np.tile(np.arange(n), len(a))
+
+    def run(group: Array) -> None:
+        i, j, rows = int(low[group[0]]), int(high[group[0]]), row_of[group]
+        values = committee.covariance_of_means(
+            int(experts[i]), int(experts[j]),
+            coefficients[i][np.searchsorted(asked[i], rows)],
+            coefficients[j][np.searchsorted(asked[j], rows)],
+        )  # fmt: skip
+        s, t = a[group // n], b[group // n]
+        C[rows, s, t] = C[rows, t, s] = values
+
+    engine.run(run, groups)
+    return _combine(C, own.T, means.T, signal)
+
+
+def _combine(C: Array, own: Array, means: Array, signal: float) -> tuple[Array, Array]:
+    """kᵀC⁻¹M and σ² − kᵀC⁻¹k for each row, through correlations."""
+    scale = np.sqrt(own)
+    values, vectors = np.linalg.eigh(C / (scale[:, :, None] * scale[:, None, :]))
+    # k / scale = scale, and M / scale
+    right = np.einsum("nij,ni->nj", vectors, scale)
+    left = np.einsum("nij,ni->nj", vectors, means / scale)
+    inverse = 1.0 / np.maximum(values, _LEAST)
+    var = signal - (right * right * inverse).sum(axis=1)
+    return (right * left * inverse).sum(axis=1), np.maximum(var, 1e-12 * signal)
+
+
+def _most_confident(
+    committee: Committee, new: Array, k: int, engine: LocalEngine
+) -> tuple[Array, Array, Array]:
+    """Numbers, latent means and variances [k, n] of the experts with the smallest variances."""
+
+    def run(bounds: tuple[int, int]) -> tuple[Array, Array, Array]:
+        mean, var = committee.moments(new, *bounds, engine)
+        numbers = np.broadcast_to(np.arange(*bounds)[:, None], mean.shape)
+        return _smallest(k, numbers, mean, var)
+
+    best: tuple[Array, Array, Array] | None = None
+    for found in engine.map(run, expert_blocks(committee.n_experts)):
+        if best is None:
+            best = found
+        else:
+            best = _smallest(k, *(np.concatenate(pair) for pair in zip(best, found, strict=True)))
+    assert best is not None
+    return best
+
+
+def _smallest(k: int, numbers: Array, mean: Array, var: Array) -> tuple[Array, Array, Array]:
+    if len(var) <= k:
+        return np.array(numbers), mean, var
+    order = np.argsort(var, axis=0, kind="stable")[:k]
+    return (
+        np.take_along_axis(numbers, order, axis=0),
+        np.take_along_axis(mean, order, axis=0),
+        np.take_along_axis(var, order, axis=0),
+    )

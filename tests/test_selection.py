@@ -1,0 +1,81 @@
+"""The kernel and the metric of the partition, where it is known what they should be."""
+
+import numpy as np
+import pytest
+
+from healgp import ExpertGPRegressor, metrics, selection
+from healgp.kernels import KERNELS, Hyperparameters
+from naive import kernel as covariance
+
+
+def draw(kernel, n, rng, noise=0.05, D=2):
+    """A function drawn from a GP with the kernel."""
+    X = rng.uniform(-2, 2, (n, D))
+    K = covariance(kernel, X, X, np.full(D, 0.8), 1.0, 1.0)
+    return X, np.linalg.cholesky(K + 1e-8 * np.eye(n)) @ rng.standard_normal(
+        n
+    ) + noise * rng.standard_normal(n)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "matern12"])
+def test_the_kernel_that_made_the_data_is_found(kernel, rng):
+    X, y = draw(kernel, 600, rng)
+    model = ExpertGPRegressor(points_per_expert=300, random_state=0).fit(X, y)
+    assert set(model.kernel_scores_) == set(KERNELS)
+    assert model.kernel_scores_[model.kernel_] == max(model.kernel_scores_.values())
+    near = {"rbf": ("rbf", "matern52", "rational_quadratic"), "matern12": ("matern12",)}
+    assert model.kernel_ in near[kernel]
+    given = ExpertGPRegressor(points_per_expert=300, kernel="matern32", ard=False).fit(X, y)
+    assert given.kernel_ == "matern32"
+    assert given.kernel_scores_ == {}
+
+
+def test_scores_are_marginal_likelihoods(rng):
+    X, y = draw("rbf", 200, rng)
+    theta = Hyperparameters(np.ones(2), 1.0, 0.1)
+    groups = [np.arange(200)]
+    one = np.ones(2)
+    found = selection.choose_kernel(
+        X, y, groups, tuple(KERNELS), theta, True, 30, one, 1.0, np.random.default_rng(0), 1
+    )
+    for kernel, score in found.scores.items():
+        model = ExpertGPRegressor(
+            points_per_expert=None, kernel=kernel, standardize=False, aggregation="gpoe"
+        ).fit(X, y)
+        assert score == pytest.approx(model.log_marginal_likelihood_ / 200, abs=0.02)
+
+
+def test_columns_that_do_not_matter_do_not_divide(rng):
+    X = rng.uniform(-1, 1, (1500, 6))
+    y = np.sin(8 * X[:, 0]) + 0.1 * rng.standard_normal(1500)
+    new = rng.uniform(-1, 1, (500, 6))
+    target = np.sin(8 * new[:, 0]) + 0.1 * rng.standard_normal(500)
+    scores, spread = {}, {}
+    for metric in ("plain", "auto"):
+        model = ExpertGPRegressor(
+            points_per_expert=100, kernel="rbf", partition_metric=metric, aggregation="gpoe",
+            random_state=0,
+        ).fit(X, y)  # fmt: skip
+        scores[metric] = metrics.nlpd(target, *model.predict(new, return_std=True))
+        labels = model.labels_
+        spread[metric] = np.mean([X[labels == j, 0].std() for j in np.unique(labels)])
+    assert spread["auto"] < 0.5 * spread["plain"]
+    assert scores["auto"] < scores["plain"] + 0.01
+    balanced = ExpertGPRegressor(
+        points_per_expert=100, kernel="rbf", partition="balanced", random_state=0
+    ).fit(X, y)
+    assert np.ptp(np.bincount(balanced.labels_)) <= 1
+
+
+def test_nothing_is_chosen_where_there_is_nothing_to_choose(rng):
+    X, y = draw("rbf", 100, rng)
+    labels = np.arange(100) % 3
+    given = ExpertGPRegressor(partition=labels, random_state=0).fit(X, y)
+    np.testing.assert_array_equal(given.labels_, labels)
+    with pytest.raises(ValueError, match="partition_metric"):
+        ExpertGPRegressor(partition_metric="other").fit(X, y)
+    with pytest.raises(ValueError, match="kernel"):
+        ExpertGPRegressor(kernel="best").fit(X, y)
+    start = ExpertGPRegressor(max_iter=0, lengthscale=0.8, noise_variance=0.01).fit(X, y)
+    assert start.lengthscales_.tolist() == [0.8, 0.8]
+    assert start.kernel_ in KERNELS
