@@ -25,7 +25,7 @@ from healgp.prediction import expert_blocks
 Array = np.ndarray
 
 #: Rows of a block at most, and numbers that the experts' coefficients there may have.
-_ROWS, _BLOCK = 8192, 2**25
+_ROWS, _BLOCK = 4096, 2**25
 
 #: Correlations between experts' means have eigenvalues of at least this: experts that nearly repeat
 #: one another make the system singular.
