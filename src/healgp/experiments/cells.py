@@ -53,7 +53,7 @@ class Cell:
 
     def _parameters(self) -> Any:
         settings = protocol.settings_of(self.fit, self.data)
-        parameters = dict(fit=protocol.parameters_of(self.fit), settings=settings)
+        parameters = dict(fit=protocol.parameters_of(self.fit, self.data), settings=settings)
         return json.loads(json.dumps(parameters))  # as they come back from a file
 
 
