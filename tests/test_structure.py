@@ -26,6 +26,7 @@ LINE = [
     ["estimators.scaling"],
     ["estimators.base"],
     ["estimators.regressor", "estimators.classifier"],
+    ["diagnosis"],
     ["", "plots"],
     ["demo"],
     ["experiments.protocol"],

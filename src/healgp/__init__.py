@@ -1,6 +1,7 @@
 """healgp: Gaussian processes on large data, by committees of small experts with healed weights."""
 
 from healgp import aggregation, datasets, metrics, weights
+from healgp.diagnosis import diagnose
 from healgp.estimators.classifier import ExpertGPClassifier
 from healgp.estimators.regressor import ExpertGPRegressor
 
@@ -11,6 +12,7 @@ __all__ = [
     "ExpertGPRegressor",
     "aggregation",
     "datasets",
+    "diagnose",
     "metrics",
     "weights",
 ]

@@ -40,7 +40,30 @@ class Experiment:
     write: Callable[[Choice, Path], tuple[str, list[Entry]]]  # its page, and the cells compared
 
 
-def _of_tables(*wanted: Table, picture: bool = False) -> Experiment:
+def _at_50(choice: Choice) -> str:
+    """The softmax columns of the table for random partitions at T = 50 beside those that are
+    printed."""
+    rows, printed = [], tables.RANDOM.printed
+    for data in (d for d in choice.data if d in printed):
+        kept = [cell.read(choice.folder) for cell in choice.cells("random-100", data)]
+        there = [k for k in kept if k is not None]
+        if there:
+            cells = [data]
+            for i, rule in ((1, "gpoe"), (3, "barycenter")):
+                cells.append(tables.values_text(printed[data][i]))
+                for t in (50, 100):
+                    cells.append(
+                        tables.values_text(np.mean([k[f"{rule} {t}"] for k in there], axis=0))
+                    )
+            rows.append(cells)
+    head = [f"{rule}, {what}" for rule in ("gPoE", "barycenter")
+            for what in ("paper", "T = 50", "T = 100")]  # fmt: skip
+    return "The two softmax columns at either temperature:\n\n" + markdown(rows, ["", *head])
+
+
+def _of_tables(
+    *wanted: Table, picture: bool = False, more: Callable[[Choice], str] | None = None
+) -> Experiment:
     def cells(choice: Choice) -> list[Cell]:
         return [
             cell
@@ -71,6 +94,8 @@ def _of_tables(*wanted: Table, picture: bool = False) -> Experiment:
                 },
             )
             parts += [f"![NLPD against the temperature]({path.name})\n"]
+        if more is not None and found:
+            parts += [more(choice)]
         return "\n".join(parts), found
 
     return Experiment(_titles[wanted[0].name], cells, write)
@@ -201,7 +226,7 @@ _titles = {
 
 EXPERIMENTS: dict[str, Experiment] = {
     "clustering": _of_tables(tables.CLUSTERING),
-    "random": _of_tables(tables.RANDOM),
+    "random": _of_tables(tables.RANDOM, more=_at_50),
     "temperature": _of_tables(*tables.TEMPERATURE, picture=True),
     "points": _of_tables(tables.POINTS),
     "grbcm-y": _of_tables(tables.GRBCM_Y),
