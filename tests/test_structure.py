@@ -23,6 +23,7 @@ LINE = [
     ["aggregation"],
     ["prediction"],
     ["nested", "calibration"],
+    ["joint"],
     ["estimators.scaling"],
     ["estimators.base"],
     ["estimators.regressor", "estimators.classifier"],

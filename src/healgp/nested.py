@@ -48,7 +48,39 @@ def nested(
     return mean, var
 
 
+def combination(
+    committee: Committee, new: Array, k: int, engine: LocalEngine
+) -> tuple[Array, Array, Array]:
+    """The experts that are combined [k, n], their coefficients C⁻¹k and their latent means, both
+    [n, k]."""
+    chosen, C, own, means = _covariances(committee, new, k, engine)
+    inverse, vectors, right, scale = _solved(C, own)
+    weights = np.einsum("nij,nj->ni", vectors, inverse * right) / scale
+    return chosen, weights, means
+
+
 def _block(committee: Committee, new: Array, k: int, engine: LocalEngine) -> tuple[Array, Array]:
+    _, C, own, means = _covariances(committee, new, k, engine)
+    signal = committee.theta.signal_variance
+    inverse, vectors, right, scale = _solved(C, own)
+    left = np.einsum("nij,ni->nj", vectors, means / scale)
+    var = signal - (right * right * inverse).sum(axis=1)
+    return (right * left * inverse).sum(axis=1), np.maximum(var, 1e-12 * signal)
+
+
+def _solved(C: Array, own: Array) -> tuple[Array, Array, Array, Array]:
+    """Eigenvalues' inverses and eigenvectors of the correlations, k in their basis, and what
+    covariances were divided by."""
+    scale = np.sqrt(own)
+    values, vectors = np.linalg.eigh(C / (scale[:, :, None] * scale[:, None, :]))
+    right = np.einsum("nij,ni->nj", vectors, scale)  # k / scale is scale
+    return 1.0 / np.maximum(values, _LEAST), vectors, right, scale
+
+
+def _covariances(
+    committee: Committee, new: Array, k: int, engine: LocalEngine
+) -> tuple[Array, Array, Array, Array]:
+    """The chosen experts [k, n], C [n, k, k], k [n, k] and M [n, k]."""
     chosen, means, variances = _most_confident(committee, new, k, engine)
     signal, n = committee.theta.signal_variance, len(new)
     own = np.maximum(signal - variances, 1e-12 * signal)  # k_j and C_jj
@@ -89,19 +121,7 @@ def _block(committee: Committee, new: Array, k: int, engine: LocalEngine) -> tup
         C[rows, s, t] = C[rows, t, s] = values
 
     engine.run(run, groups)
-    return _combine(C, own.T, means.T, signal)
-
-
-def _combine(C: Array, own: Array, means: Array, signal: float) -> tuple[Array, Array]:
-    """kᵀC⁻¹M and σ² − kᵀC⁻¹k for each row, through correlations."""
-    scale = np.sqrt(own)
-    values, vectors = np.linalg.eigh(C / (scale[:, :, None] * scale[:, None, :]))
-    # k / scale = scale, and M / scale
-    right = np.einsum("nij,ni->nj", vectors, scale)
-    left = np.einsum("nij,ni->nj", vectors, means / scale)
-    inverse = 1.0 / np.maximum(values, _LEAST)
-    var = signal - (right * right * inverse).sum(axis=1)
-    return (right * left * inverse).sum(axis=1), np.maximum(var, 1e-12 * signal)
+    return chosen, C, own.T, means.T
 
 
 def _most_confident(

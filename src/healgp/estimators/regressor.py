@@ -9,10 +9,10 @@ from typing import Any, Self
 import numpy as np
 from scipy.special import ndtri
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_array
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from healgp import metrics, selection, training
+from healgp import joint, metrics, selection, training
 from healgp.checks import check_number, choose
 from healgp.engines.local import LocalEngine
 from healgp.estimators.base import ExpertGP, _reporter
@@ -298,11 +298,75 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
 
     # ---- prediction ------------------------------------------------------------------------
 
-    def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
-        """Mean of y at the rows of X [n, D] (of counts, the rate) and its standard deviation, noise
-        included."""
+    def predict(
+        self, X: Any, return_std: bool = False, return_cov: bool = False
+    ) -> Array | tuple[Array, Array]:
+        """Mean of y at the rows of X [n, D] (of counts, the rate).
+
+        With return_std also its standard deviation, noise included; with return_cov the covariance
+        of y between the rows [n, n], noise on the diagonal, for up to 5,000 rows. The marginal
+        variances are exactly those of return_std. What lies between rows is exact for one expert
+        and for "nested"; for the other rules it is what `healgp.joint` says, a choice where weights
+        vary from row to row.
+        """
+        if return_std and return_cov:
+            raise ValueError("Ask for return_std or for return_cov, not for both.")
+        if return_cov:
+            return self._joint(X)
         mean, std = self.predict_many(X, [{}])[0]
         return (mean, std) if return_std else mean
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
+        """Draws of y at the rows of X together, [n, n_samples]: noise included, and as correlated
+        as `predict(X, return_cov=True)` says."""
+        check_number("n_samples", n_samples, 1, integer=True)
+        mean, cov = self._joint(X)
+        values, vectors = np.linalg.eigh(cov)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        draws = check_random_state(random_state).standard_normal((len(mean), n_samples))
+        return mean[:, None] + root @ draws
+
+    def _joint(self, X: Any) -> tuple[Array, Array]:
+        """Mean and covariance of y between the rows."""
+        if self._poisson() is not None:
+            raise ValueError(
+                "return_cov and sample_y are for likelihood='gaussian'; counts have rates and "
+                "intervals for each row, predict(X) and predict_interval(X)."
+            )
+        new, setting = self._new_rows(X), self._setting({})
+        if len(new) > joint.LARGEST:
+            raise ValueError(
+                f"X has {len(new)} rows, and covariances between rows are for {joint.LARGEST} at "
+                "most. Ask for return_std, or for fewer rows."
+            )
+        noise = self._committee.theta.noise_variance
+        if setting.aggregation == "nested" and isinstance(self._committee, Committee):
+            with LocalEngine(self.n_jobs, self._committee.work) as engine:
+                self._committee.prepare_once(engine)
+                mean, cov = joint.nested_covariance(self._committee, new, setting.n_nearest, engine)
+            _, var = self._nested(new, replace(setting, space="f"))
+            cov = joint.scaled(cov, var) + noise * np.eye(len(new))
+        else:
+            (_, ((mean, var),)) = self._latent(X, [{}])
+            in_y = setting.space == "y"
+            committee, prior = self._committee_and_prior(setting.aggregation, new)
+            means, variances = self._moments(committee, new)
+            extra = noise if in_y else 0.0
+            weights = setting.weights(means, variances + extra, prior.mean, prior.var + extra)
+            more = extra * np.eye(len(new))
+            with LocalEngine(self.n_jobs, committee.work) as engine:
+                committee.prepare_once(engine)
+                base = committee.prior_covariance(new)
+                if setting.aggregation == "grbcm" and self._grbcm is not None:
+                    communication = self._grbcm[1]
+                    communication.prepare_once(engine)
+                    base = communication.covariance(new, 0, engine)
+                covariances = (
+                    committee.covariance(new, j, engine) + more for j in range(committee.n_experts)
+                )
+                cov = joint.covariance(setting.aggregation, covariances, weights, base + more, var)
+            cov = cov if in_y else cov + noise * np.eye(len(new))
+        return self._scaling.mean(mean), self._scaling.var(cov)
 
     def predict_interval(self, X: Any, coverage: float = 0.95) -> tuple[Array, Array]:
         """Bounds (lower, upper) of the central interval that holds y with the given probability (of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from healgp.engines.local import LocalEngine
-from healgp.experts import exact
+from healgp.experts import exact, stages
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
 from healgp.linalg import JITTER
 
@@ -264,3 +264,36 @@ class Committee:
             self.offsets[j], self.sizes[j], a, b, out,
         )  # fmt: skip
         return out
+
+    def prior_covariance(self, new: np.ndarray) -> np.ndarray:
+        """K [n, n] of the latent function at the rows `new` [n, D]."""
+        return self._between(self._scaled(new.T), self._scaled(new.T))
+
+    def cross_covariance(self, new: np.ndarray, j: int) -> np.ndarray:
+        """k [m, n] between the rows of expert j and `new` [n, D]."""
+        return self._between(self._scaled(self._own(j)), self._scaled(new.T))
+
+    def covariance_between(self, i: int, j: int) -> np.ndarray:
+        """K [m_i, m_j] between the rows of two experts; for i = j with the noise."""
+        K = self._between(self._scaled(self._own(i)), self._scaled(self._own(j)))
+        if i == j:
+            K.flat[:: len(K) + 1] += self.theta.noise_variance
+        return K
+
+    def covariance(self, new: np.ndarray, j: int, engine: LocalEngine) -> np.ndarray:
+        """Posterior covariance [n, n] of expert j at the rows `new` [n, D]."""
+        a = self.coefficients(new, np.arange(len(new)), j, engine)
+        S = self.prior_covariance(new) - a @ self.cross_covariance(new, j)
+        return 0.5 * (S + S.T)
+
+    def _own(self, j: int) -> np.ndarray:
+        return self.XT[:, self.offsets[j] : self.offsets[j + 1]]
+
+    def _scaled(self, XT: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(XT / self.theta.lengthscales[:, None])
+
+    def _between(self, A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        K = np.empty((A.shape[1], B.shape[1]))
+        theta = self.theta
+        stages.covariances(KERNELS[self.kernel], theta.shape, theta.signal_variance, A, B, K)
+        return K

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from healgp.engines.local import LocalEngine
+from healgp.experts import stages
 from healgp.experts.committee import FACTOR_BYTES, ExpertError
 from healgp.experts.variational import (
     Expert,
@@ -18,7 +19,7 @@ from healgp.experts.variational import (
     block_rows,
     choose_inducing,
 )
-from healgp.kernels import Hyperparameters
+from healgp.kernels import KERNELS, Hyperparameters
 from healgp.likelihoods import Gaussian, Likelihood
 
 Array = np.ndarray
@@ -262,6 +263,20 @@ class SparseCommittee:
                 mean[j - first, part], var[j - first, part] = a / unit, b / unit**2
         shape = (last - first, len(new), *self.latent_shape)
         return mean.reshape(shape), var.reshape(shape)
+
+    def prior_covariance(self, new: Array) -> Array:
+        """K [n, n] of a latent function at the rows `new` [n, D]."""
+        theta, XT = self.theta, np.ascontiguousarray((new / self.theta.lengthscales).T)
+        K = np.empty((len(new), len(new)))
+        stages.covariances(KERNELS[self.kernel], theta.shape, theta.signal_variance, XT, XT, K)
+        return K
+
+    def covariance(self, new: Array, j: int, engine: LocalEngine) -> Array:
+        """Posterior covariance [n, n] of the first latent function of expert j."""
+        frame, q = self._state(j)
+        V = frame.features(new)
+        S = self.prior_covariance(new) - V.T @ V + V.T @ q.cov[0] @ V
+        return 0.5 * (S + S.T)
 
     def leave_one_out(self, rows: Array, engine: LocalEngine) -> tuple[Array, Array, Array]:
         """For some of the committee's own rows: which expert each belongs to, and what that expert

@@ -1,0 +1,146 @@
+"""Covariances of an aggregate between rows: for sums, differences and draws of several predictions.
+
+The rules define marginals only. With Σ_j an expert's covariance at the rows, K the prior's and B_j
+the diagonal matrix of its weights over the rows, the joint covariance is
+
+    Σ⁻¹ = Σ_j B_j^½ Σ_j⁻¹ B_j^½                         products of experts,
+    Σ⁻¹ = Σ_j B_j^½ (Σ_j⁻¹ − K⁻¹) B_j^½ + K⁻¹           committee machines (K of the communication
+                                                        expert for grBCM),
+    Σ = Σ_j B_j^½ Σ_j B_j^½                             the paper's barycenter,
+    Σ = Σ_j B_j^½ (Σ^½ Σ_j Σ^½)^½ B_j^½                 the Wasserstein barycenter, a fixed point,
+
+which is exact for one row, and for weights that do not vary over the rows. That weights which do
+are split as square roots to either side is a choice: it keeps Σ symmetric and positive. Then rows
+and columns are scaled so that the diagonal is exactly the rule's marginal variance. The nested rule
+is linear in y, so its covariance is known exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from healgp.engines.local import LocalEngine
+from healgp.experts.committee import Committee
+from healgp.nested import combination
+
+Array = np.ndarray
+
+#: Rows at most: matrices of this size squared are held, and inverted for every expert.
+LARGEST = 5000
+
+#: Added to the diagonal of a covariance before it is inverted, as a multiple of its largest entry:
+#: latent values at rows that are near one another are nearly the same number.
+_JITTER = 1e-9
+
+#: The fixed point has been found when Σ moves by less than this, relatively.
+_TOLERANCE, _STEPS = 1e-9, 200
+
+
+def covariance(
+    rule: str, covariances: Iterable[Array], weights: Array, prior: Array, var: Array
+) -> Array:
+    """Σ [n, n] from the experts' covariances in turn, their weights [J, n], the prior covariance
+    and the rule's marginal variance [n]."""
+    roots = np.sqrt(np.maximum(weights, 0.0))
+    if rule in ("barycenter", "wasserstein"):
+        total = (
+            _sum(roots, covariances)
+            if rule == "barycenter"
+            else wasserstein(list(covariances), roots)
+        )
+    else:
+        subtract = _inverse(prior) if rule in ("bcm", "rbcm", "grbcm") else 0.0
+        precision = np.zeros((len(var), len(var)))
+        for r, S in zip(roots, covariances, strict=True):
+            precision += _framed(r, _inverse(S) - subtract)
+        total = _inverse_of_precision(precision + subtract)
+    return scaled(total, var)
+
+
+def scaled(S: Array, var: Array) -> Array:
+    """Rows and columns of S scaled so that its diagonal is `var`."""
+    factor = np.sqrt(var / np.diag(S))
+    S = 0.5 * (S + S.T) * np.outer(factor, factor)
+    np.fill_diagonal(S, var)
+    return S
+
+
+def wasserstein(parts: list[Array], roots: Array) -> Array:
+    """The fixed point Σ = Σ_j B_j^½ (Σ^½ Σ_j Σ^½)^½ B_j^½, by the iteration of Álvarez-Esteban,
+    del Barrio, Cuesta-Albertos and Matrán (2016)."""
+    S = _sum(roots, parts)
+    for _ in range(_STEPS):
+        root, inverse = _root(S)
+        middle = _sum(roots, (_root(root @ part @ root)[0] for part in parts))
+        new = inverse @ middle @ middle @ inverse
+        if np.abs(new - S).max() <= _TOLERANCE * np.abs(S).max():
+            return new
+        S = new
+    return S
+
+
+def _root(S: Array) -> tuple[Array, Array]:
+    """The symmetric root of a covariance and its inverse."""
+    values, vectors = np.linalg.eigh(0.5 * (S + S.T))
+    values = np.maximum(values, _JITTER * values[-1])
+    return (vectors * np.sqrt(values)) @ vectors.T, (vectors / np.sqrt(values)) @ vectors.T
+
+
+def _sum(roots: Array, parts: Iterable[Array]) -> Array:
+    """Σ_j B_j^½ Σ_j B_j^½."""
+    total = np.zeros((roots.shape[1], roots.shape[1]))
+    for r, part in zip(roots, parts, strict=True):
+        total += _framed(r, part)
+    return total
+
+
+def _framed(factor: Array, S: Array) -> Array:
+    return factor[:, None] * S * factor
+
+
+def _inverse(S: Array) -> Array:
+    n = len(S)
+    factor = cho_factor(S + _JITTER * np.abs(S).max() * np.eye(n), lower=True)
+    return cho_solve(factor, np.eye(n))
+
+
+def _inverse_of_precision(P: Array) -> Array:
+    """With weights that vary, what is subtracted may leave a direction without precision; there the
+    rule knows nothing, and the smallest precision that rounding allows is taken."""
+    values, vectors = np.linalg.eigh(0.5 * (P + P.T))
+    return (vectors / np.maximum(values, 1e-12 * values[-1])) @ vectors.T
+
+
+def nested_covariance(
+    committee: Committee, new: Array, n_nearest: int, engine: LocalEngine
+) -> tuple[Array, Array]:
+    """Mean [n] and covariance [n, n] of the nested rule: with C_e the coefficients that rows give
+    to the y of expert e, K − Σ C_e k_e − (Σ C_e k_e)ᵀ + Σ_ee′ C_e (K_ee′ + noise) C_e′ᵀ."""
+    k = min(n_nearest, committee.n_experts)
+    chosen, weights, means = combination(committee, new, k, engine)
+    S = committee.prior_covariance(new)
+    experts = np.unique(chosen)
+    combined = []
+    for e in experts:
+        at = (chosen == e).T
+        rows = np.flatnonzero(at.any(axis=1))
+        C = np.zeros((len(new), committee.sizes[e]))
+        share = (weights * at).sum(axis=1)
+        C[rows] = share[rows, None] * committee.coefficients(new, rows, int(e), engine)
+        combined.append(C)
+        product = C @ committee.cross_covariance(new, int(e))
+        S -= product + product.T
+
+    def pair(ends: tuple[int, int]) -> Array:
+        a, b = ends
+        K = committee.covariance_between(int(experts[a]), int(experts[b]))
+        product = combined[a] @ K @ combined[b].T
+        return product if a == b else product + product.T
+
+    pairs = [(a, b) for a in range(len(experts)) for b in range(a, len(experts))]
+    for part in engine.map(pair, pairs):
+        S += part
+    return (weights * means).sum(axis=1), 0.5 * (S + S.T)

@@ -1,0 +1,154 @@
+"""Joint predictions against naive ones and closed forms."""
+
+import numpy as np
+import pytest
+
+from healgp import ExpertGPRegressor, joint
+from naive import kernel as covariance
+
+RULES = ["poe", "gpoe", "bcm", "rbcm", "grbcm", "barycenter", "wasserstein", "nested"]
+FIXED = dict(
+    kernel="matern32", lengthscale=[0.7, 1.5], signal_variance=1.3, noise_variance=0.2, max_iter=0,
+    standardize=False, temperature=5.0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def rows(rng):
+    X = rng.uniform(-2, 2, (60, 2))
+    return X, np.sin(2 * X[:, 0]) + X[:, 1] ** 2 + 0.3 * rng.standard_normal(60)
+
+
+def exact(X, y, new):
+    """Mean and covariance of y by the exact GP."""
+    ell = np.array([0.7, 1.5])
+    K = covariance("matern32", X, X, ell, 1.3) + 0.2 * np.eye(len(X))
+    k = covariance("matern32", X, new, ell, 1.3)
+    cov = covariance("matern32", new, new, ell, 1.3) - k.T @ np.linalg.solve(K, k)
+    return k.T @ np.linalg.solve(K, y), cov + 0.2 * np.eye(len(new))
+
+
+@pytest.mark.parametrize("space", ["f", "y"])
+@pytest.mark.parametrize("rule", RULES)
+def test_the_diagonal_is_the_marginal_variance(rule, space, rows, rng):
+    X, y = rows
+    new = rng.uniform(-2.5, 2.5, (12, 2))
+    model = ExpertGPRegressor(
+        partition=np.arange(60) % 4, points_per_expert=15, aggregation=rule, space=space,
+        random_state=0, **FIXED,
+    ).fit(X, y)  # fmt: skip
+    mean, std = model.predict(new, return_std=True)
+    joint_mean, cov = model.predict(new, return_cov=True)
+    np.testing.assert_allclose(joint_mean, mean, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(np.diag(cov), std**2, rtol=1e-7)
+    np.testing.assert_array_equal(cov, cov.T)
+    assert np.linalg.eigvalsh(cov)[0] > -1e-9
+    one, alone = model.predict(new[:1], return_cov=True)
+    np.testing.assert_allclose([one[0], alone[0, 0]], [mean[0], std[0] ** 2], rtol=1e-7)
+
+
+@pytest.mark.parametrize("rule", ["poe", "gpoe", "bcm", "barycenter", "wasserstein", "nested"])
+def test_one_expert_is_the_exact_gp(rule, rows, rng):
+    X, y = rows
+    new = rng.uniform(-2, 2, (10, 2))
+    model = ExpertGPRegressor(points_per_expert=None, aggregation=rule, **FIXED).fit(X, y)
+    mean, cov = model.predict(new, return_cov=True)
+    expected = exact(X, y, new)
+    np.testing.assert_allclose(mean, expected[0], atol=1e-7)
+    np.testing.assert_allclose(cov, expected[1], atol=1e-6)
+
+
+def test_nested_with_every_row_its_own_expert_is_the_exact_gp(rows, rng):
+    X, y = rows
+    new = rng.uniform(-2, 2, (8, 2))
+    model = ExpertGPRegressor(
+        partition=np.arange(60), aggregation="nested", n_nearest=60, **FIXED
+    ).fit(X, y)
+    mean, cov = model.predict(new, return_cov=True)
+    expected = exact(X, y, new)
+    np.testing.assert_allclose(mean, expected[0], atol=1e-5)
+    np.testing.assert_allclose(cov, expected[1], atol=1e-5)
+
+
+def test_gpoe_and_barycenter_against_naive_ones(rows, rng):
+    X, y = rows
+    labels = np.arange(60) % 3
+    new = rng.uniform(-2, 2, (6, 2))
+    model = ExpertGPRegressor(partition=labels, aggregation="gpoe", **FIXED).fit(X, y)
+    beta = model.expert_weights(new)
+    parts = [exact(X[labels == j], y[labels == j], new)[1] - 0.2 * np.eye(6) for j in range(3)]
+    roots = [np.diag(np.sqrt(b)) for b in beta]
+    for rule in ("gpoe", "barycenter"):
+        model.set_params(aggregation=rule)
+        var = model.predict_f(new)[1]
+        if rule == "gpoe":
+            S = np.linalg.inv(
+                sum(r @ np.linalg.inv(p) @ r for r, p in zip(roots, parts, strict=True))
+            )
+        else:
+            S = sum(r @ p @ r for r, p in zip(roots, parts, strict=True))
+        S *= np.sqrt(np.outer(var / np.diag(S), var / np.diag(S)))
+        np.testing.assert_allclose(
+            model.predict(new, return_cov=True)[1], S + 0.2 * np.eye(6), atol=1e-6
+        )
+
+
+def test_the_fixed_point(rng):
+    # diagonal covariances: the one-dimensional closed form, σ = Σβσ, entry by entry
+    parts = [np.diag(v) for v in rng.uniform(0.5, 2, (3, 4))]
+    beta = np.array([0.2, 0.3, 0.5])
+    roots = np.sqrt(beta)[:, None] * np.ones((3, 4))
+    expected = (beta @ np.sqrt([np.diag(p) for p in parts])) ** 2
+    np.testing.assert_allclose(joint.wasserstein(parts, roots), np.diag(expected), atol=1e-7)
+    # two Gaussians, equal weights: the known closed form on the geodesic
+    A, B = (M @ M.T + np.eye(3) for M in rng.standard_normal((2, 3, 3)))
+    root, inverse = joint._root(A)
+    transport = inverse @ joint._root(root @ B @ root)[0] @ inverse
+    half = 0.5 * (np.eye(3) + transport)
+    found = joint.wasserstein([A, B], np.full((2, 3), np.sqrt(0.5)))
+    np.testing.assert_allclose(found, half @ A @ half, rtol=1e-6)
+    # and it is a fixed point
+    root, _ = joint._root(found)
+    again = sum(0.5 * joint._root(root @ S @ root)[0] for S in (A, B))
+    np.testing.assert_allclose(again, found, rtol=1e-6)
+
+
+def test_draws_are_as_correlated_as_they_should(rows):
+    X, y = rows
+    model = ExpertGPRegressor(partition=np.arange(60) % 3, aggregation="gpoe", **FIXED).fit(X, y)
+    new = np.array([[0.0, 0.0], [0.1, 0.0], [1.5, -1.5]])
+    mean, cov = model.predict(new, return_cov=True)
+    draws = model.sample_y(new, 40_000, random_state=1)
+    assert draws.shape == (3, 40_000)
+    np.testing.assert_allclose(draws.mean(axis=1), mean, atol=0.03)
+    np.testing.assert_allclose(np.cov(draws), cov, atol=0.03)
+    np.testing.assert_array_equal(draws, model.sample_y(new, 40_000, random_state=1))
+
+
+def test_sparse_experts(rows, rng):
+    X, y = rows
+    new = rng.uniform(-2, 2, (7, 2))
+    model = ExpertGPRegressor(
+        points_per_expert=None, n_inducing=60, aggregation="gpoe", **FIXED
+    ).fit(X, y)
+    mean, cov = model.predict(new, return_cov=True)
+    expected = exact(X, y, new)
+    np.testing.assert_allclose(mean, expected[0], atol=1e-4)
+    np.testing.assert_allclose(cov, expected[1], atol=1e-4)
+
+
+def test_units_and_refusals(rows):
+    X, y = rows
+    model = ExpertGPRegressor(points_per_expert=20, random_state=0, kernel="rbf").fit(X, 100 * y)
+    std = model.predict(X[:5], return_std=True)[1]
+    cov = model.predict(X[:5], return_cov=True)[1]
+    np.testing.assert_allclose(np.diag(cov), std**2, rtol=1e-7)
+    with pytest.raises(ValueError, match="not for both"):
+        model.predict(X, return_std=True, return_cov=True)
+    with pytest.raises(ValueError, match="n_samples"):
+        model.sample_y(X, 0)
+    with pytest.raises(ValueError, match="5000 at most"):
+        model.predict(np.zeros((5001, 2)), return_cov=True)
+    counts = ExpertGPRegressor(likelihood="poisson").fit(X, np.arange(60) % 3)
+    with pytest.raises(ValueError, match="counts"):
+        counts.sample_y(X)
