@@ -57,12 +57,6 @@ def main() -> None:
             "own.",
             lambda: sparse.mnist(quick),
         ),
-        "mnist-paper": (
-            "MNIST with the paper's protocol",
-            "The same images; random partition, 500 rows and 100 inducing inputs per expert, "
-            "robustmax, T = 10; and one sparse GP in place of a committee.",
-            lambda: sparse.mnist_of_the_paper(quick),
-        ),
         "compilation": (
             "Compilation", "1,000 rows, in a new process.", scale.compilation
         ),

@@ -21,11 +21,14 @@ from healgp.datasets import robot_arm
 imported = time.perf_counter() - import_start
 N, n, points, max_iter = map(int, sys.argv[1:])
 X, y = robot_arm(N + n)
-small = ExpertGPRegressor(random_state=0, max_iter=1, points_per_expert=100)
+plain = dict(kernel='rbf', partition_metric='plain', aggregation='gpoe', temperature=100.0)
+small = ExpertGPRegressor(random_state=0, max_iter=1, points_per_expert=100, **plain)
 if max_iter > 1:  # load or compile the core outside the timing
     small.fit(X[:300], y[:300]).predict(X[:10])
 start = time.perf_counter()
-model = ExpertGPRegressor(points_per_expert=points, random_state=0, max_iter=max_iter)
+model = ExpertGPRegressor(
+    points_per_expert=points, random_state=0, max_iter=max_iter, **plain
+)
 model.fit(X[:N], y[:N])
 fitted = time.perf_counter()
 model.predict(X[N:], return_std=True)

@@ -110,7 +110,7 @@ def _mnist(
 FITS: dict[str, Fit] = {
     "kmeans-100": Fit(dict(_PAPER, points_per_expert=100), {**_TABLE, **_SWEEP}, _regression, 3),
     "kmeans-200": Fit(dict(_PAPER, points_per_expert=200), _AT_50, _regression, 3),
-    "kmeans-500": Fit(dict(_PAPER, points_per_expert=500), _AT_50, _regression, 3),
+    "kmeans-500": Fit(dict(_PAPER, points_per_expert=500), _AT_50, _regression),
     "random-100": Fit(
         dict(_PAPER, points_per_expert=100, partition="random"),
         {**_TABLE, **_IN_Y, **_AT_50},
