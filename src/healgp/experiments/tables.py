@@ -81,8 +81,12 @@ CLUSTERING = Table(
 )
 RANDOM = Table(
     "random",
-    "NLPD (RMSE) with random partitions, 100 points per expert, T = 100.",
-    [*((title, "random-100", setting) for title, setting in _EXPERTS), _LINEAR, _SVGP],
+    "NLPD (RMSE) with random partitions, 100 points per expert, T = 50.",
+    [
+        *((title, "random-100", setting.replace("100", "50")) for title, setting in _EXPERTS),
+        _LINEAR,
+        _SVGP,
+    ],
 )
 TEMPERATURE = [
     Table(
