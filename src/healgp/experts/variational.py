@@ -259,7 +259,7 @@ class Expert:
 
         def statistics(part: slice) -> tuple[Array, Array]:
             (V, _), here = self.features(part), sites[part]
-            precision, shift = np.empty((C, M, M)), np.empty((C, M))
+            precision, shift = np.zeros((C, M, M)), np.empty((C, M))  # a triangle is filled
             weights, shifts = here.weight.T, here.shift.T
             stages.statistics(V, _rows(weights), _rows(shifts), precision, shift)
             return precision, shift
