@@ -10,7 +10,7 @@ import numpy as np
 
 from healgp.jit import jit
 from healgp.kernels import profile, squared_distances, values
-from healgp.linalg import cholesky, invert, multiply, multiply_triangle, square
+from healgp.linalg import cholesky, invert, invert_factor, multiply, multiply_triangle, square
 
 _SUM = jit("contract", "reassoc")
 
@@ -47,6 +47,25 @@ def covariances_and_slopes(kernel, shape, signal, ZT, XT, K, slope, tilt):
         if len(tilt) > 1:
             for j in range(n):
                 t[j] *= signal
+
+
+@jit("contract")
+def frame(kernel, shape, signal, ZT, jitters, K, R):
+    """K = K_uu with the first jitter (a multiple of the signal variance) that lets it be
+    factorised, UᵀU, and R = U⁻¹. False if none does."""
+    M = len(K)
+    covariances(kernel, shape, signal, ZT, ZT, K)
+    flat = R.reshape(M * M)
+    for jitter in jitters:
+        for i in range(M):
+            K[i, i] = (1.0 + jitter) * signal
+        R[:] = K
+        if cholesky(flat, M) and np.isfinite(R[M - 1, M - 1]):
+            invert_factor(flat, M)
+            for i in range(M):
+                R[i, :i] = 0.0
+            return True
+    return False
 
 
 @jit("contract")
@@ -161,8 +180,15 @@ def by_inducing(R, product):
 def through_kernel(G, K, slope, tilt, ZT, XT, lengthscales, inducing):
     """From G = ∂ELBO/∂K, which is overwritten, to log ℓ [D] and Z [M, D] in units of ℓ: with
     H = G ∘ σ²φ′ they get −2 Σ_ij H_ij (z_id − x_jd)² and 2 Σ_j H_ij (z_id − x_jd). Returns what
-    log σ² and log shape get. ZT and XT are centred alike, else squares would lose digits."""
+    log σ² and log shape get. Inputs are centred first, else squares would lose digits."""
     (M, n), D = G.shape, len(ZT)
+    Z, X = np.empty(ZT.shape), np.empty(XT.shape)
+    for d in range(D):
+        centre = ZT[d].mean()
+        for i in range(M):
+            Z[d, i] = ZT[d, i] - centre
+        for j in range(n):
+            X[d, j] = XT[d, j] - centre
     rows, columns, first = np.zeros(M), np.zeros(n), np.empty((M, D))
     by_signal, by_shape = 0.0, 0.0
     for i in range(M):
@@ -178,14 +204,14 @@ def through_kernel(G, K, slope, tilt, ZT, XT, lengthscales, inducing):
             total += g[j]
             columns[j] += g[j]
         rows[i] = total
-    multiply(G, False, XT, True, first, 0.0)
+    multiply(G, False, X, True, first, 0.0)
     for d in range(D):
-        x, total = XT[d], 0.0
+        x, total = X[d], 0.0
         for j in range(n):
             total += columns[j] * x[j] * x[j]
         for i in range(M):
-            apart = ZT[d, i] * rows[i] - first[i, d]
-            total += ZT[d, i] * (apart - first[i, d])
+            apart = Z[d, i] * rows[i] - first[i, d]
+            total += Z[d, i] * (apart - first[i, d])
             inducing[i, d] = 2.0 * apart
         lengthscales[d] = -2.0 * total
     return by_signal, by_shape

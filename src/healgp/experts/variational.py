@@ -27,7 +27,6 @@ import numpy as np
 from healgp.experts import stages
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
 from healgp.likelihoods import Likelihood
-from healgp.linalg import cholesky, invert_factor
 
 Array = np.ndarray
 Map = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
@@ -125,17 +124,10 @@ class Frame:
     @classmethod
     def of(cls, kernel: str, theta: Hyperparameters, Z: Array) -> Frame | None:
         """None if K_uu cannot be factorised."""
-        M = len(Z)
         ZT = np.ascontiguousarray((Z / theta.lengthscales).T)
-        K = np.empty((M, M))
-        stages.covariances(KERNELS[kernel], theta.shape, theta.signal_variance, ZT, ZT, K)
-        for jitter in JITTER:
-            K.flat[:: M + 1] = (1.0 + jitter) * theta.signal_variance
-            U = K.copy()
-            if cholesky(U.reshape(-1), M) and np.isfinite(U[-1, -1]):
-                invert_factor(U.reshape(-1), M)
-                return cls(kernel, theta, ZT, K, np.triu(U))
-        return None
+        K, R = np.empty((2, len(Z), len(Z)))
+        head = KERNELS[kernel], theta.shape, theta.signal_variance
+        return cls(kernel, theta, ZT, K, R) if stages.frame(*head, ZT, JITTER, K, R) else None
 
     def scaled(self, X: Array) -> Array:
         return np.ascontiguousarray((X / self.theta.lengthscales).T)
@@ -194,11 +186,9 @@ class Gradient:
     def through_kernel(self, frame: Frame, cross: Cross, G: Array, times_inducing: float) -> None:
         """Through K(Z, X), G being the derivative by it, which is overwritten."""
         lengthscales, inducing = np.empty_like(self.lengthscales), np.empty_like(self.inducing)
-        centre = frame.ZT.mean(axis=1, keepdims=True)
         signal, shape = stages.through_kernel(
-            G, cross.K, cross.slope, cross.tilt, frame.ZT - centre, cross.XT - centre,
-            lengthscales, inducing,
-        )  # fmt: skip
+            G, cross.K, cross.slope, cross.tilt, frame.ZT, cross.XT, lengthscales, inducing
+        )
         self.lengthscales += lengthscales
         self.inducing += times_inducing * inducing / frame.theta.lengthscales
         self.signal += signal
