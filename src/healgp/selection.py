@@ -49,6 +49,13 @@ class Selection:
     theta: Hyperparameters
     scores: dict[str, float]
 
+    @classmethod
+    def of(cls, results: dict[str, tuple[float, Hyperparameters]]) -> Selection:
+        """The best of the results; one alone was not compared."""
+        best = max(results, key=lambda kernel: results[kernel][0])
+        scores = {kernel: value for kernel, (value, _) in results.items()}
+        return cls(best, results[best][1], scores if len(results) > 1 else {})
+
 
 def choose_kernel(
     Z: Array, y: Array, groups: list[Array], kernels: Sequence[str], theta: Hyperparameters,
@@ -57,30 +64,25 @@ def choose_kernel(
 ) -> Selection:  # fmt: skip
     """Trains each kernel briefly from θ on the same few experts."""
     few = _few(groups, rng)
-    best: Selection | None = None
-    scores: dict[str, float] = {}
+    results: dict[str, tuple[float, Hyperparameters]] = {}
     for kernel in kernels:
         committee = Committee.from_groups(Z, y, few, kernel, theta)
         with LocalEngine(n_jobs, committee.work) as engine:
             try:
                 found = train(
                     committee, ard, min(max_iter, _ITERATIONS), scale_X, scale_y, engine, brief=True
-                )
-                value = committee.objective(found.theta, engine)[0] / len(committee.y)
+                ).theta
+                results[kernel] = committee.objective(found, engine)[0] / len(committee.y), found
             except ExpertError:
                 if len(kernels) == 1:
                     raise
-                continue
-        scores[kernel] = value
-        if best is None or value > max(v for k, v in scores.items() if k != kernel):
-            best = Selection(kernel, found.theta, scores)
-    if best is None:
+    if not results:
         raise ExpertError(
             "No kernel could be trained: every covariance matrix was singular. Raise "
             "noise_variance, or leave out columns with extreme values and rows that are nearly "
             "equal."
         )
-    return best
+    return Selection.of(results)
 
 
 def _few(groups: list[Array], rng: np.random.Generator) -> list[Array]:
@@ -153,13 +155,9 @@ def train_on_targets(
             found = train(
                 committee, ard, max_iter, scale_X, scale, engine, brief=True, spread=_SPREAD
             ).theta
-            value = committee.objective(found, engine)[0] / len(y) if len(kernels) > 1 else np.nan
-            return value, found
+            return committee.objective(found, engine)[0] / len(y), found
 
-    results = {kernel: trained(kernel) for kernel in kernels}
-    best = max(results, key=lambda kernel: results[kernel][0]) if len(kernels) > 1 else kernels[0]
-    scores = {kernel: value for kernel, (value, _) in results.items()}
-    return Selection(best, results[best][1], scores if len(kernels) > 1 else {})
+    return Selection.of({kernel: trained(kernel) for kernel in kernels})
 
 
 def choose_signal(

@@ -217,34 +217,18 @@ class ExpertGP(BaseEstimator):
         """Temperatures, and the NLPD of training rows under them, each left out of its own expert
         (after `calibrate`, of the rows given to it); of y in standardised units."""
         check_is_fitted(self)
-        rule = "gpoe" if _is_auto(self.aggregation) else self.aggregation
-        setting = self._setting({"temperature": calibration.INDIFFERENT, "aggregation": rule})
-        if not calibration.has_temperature(setting):
-            raise ValueError(
-                f"aggregation={self.aggregation!r} with weighting={self.weighting!r} has no "
-                "temperature."
-            )
-        found = self._curve(setting)
+        found = self._curve(self._tempered())
         return found.temperatures, found.nlpd
 
     def calibrate(self, X: Any, y: Any) -> Self:
         """Chooses the temperature anew, on rows that were held out instead of by leave-one-out;
         needs temperature="auto"."""
-        rule = "gpoe" if _is_auto(self.aggregation) else self.aggregation
-        new, setting = (
-            self._new_rows(X),
-            self._setting({"temperature": calibration.INDIFFERENT, "aggregation": rule}),
-        )
+        new, setting = self._new_rows(X), self._tempered()
         targets = self._new_targets(y, len(new))
         if not _is_auto(self.temperature):
             raise ValueError(
                 f"temperature={self.temperature!r} was given, and calibrate() chooses it: "
                 "set_params(temperature='auto') first."
-            )
-        if not calibration.has_temperature(setting):
-            raise ValueError(
-                f"aggregation={self.aggregation!r} with weighting={self.weighting!r} has no "
-                "temperature to choose."
             )
         committee, prior = self._committee_and_prior(setting.aggregation, new)
         with LocalEngine(self.n_jobs, committee.work) as engine:
@@ -253,6 +237,17 @@ class ExpertGP(BaseEstimator):
                 committee, new, setting, prior, engine, self._log_density(targets)
             )
         return self
+
+    def _tempered(self) -> Setting:
+        """The estimator's setting but for its temperature, which it must have."""
+        rule = "gpoe" if _is_auto(self.aggregation) else self.aggregation
+        setting = self._setting({"temperature": calibration.INDIFFERENT, "aggregation": rule})
+        if not calibration.has_temperature(setting):
+            raise ValueError(
+                f"aggregation={self.aggregation!r} with weighting={self.weighting!r} has no "
+                "temperature."
+            )
+        return setting
 
     def _new_targets(self, y: Any, n: int) -> Array:
         """Targets of n new rows as the committee knows them."""
@@ -299,9 +294,9 @@ class ExpertGP(BaseEstimator):
             with LocalEngine(self.n_jobs, committee.work) as engine:
                 committee.prepare_once(engine)
                 without: Any = calibration.LeaveOneOut(committee, rows, engine)
-                one = stream(without, new, [replace(key, space="f")], prior, engine)[0]
+                in_f = replace(key, space="f")
+                one = stream(without, new, [in_f], prior, engine)[0]
                 other = nested(without, new, setting.n_nearest, engine)
-            in_f = replace(key, space="f")
             nested_is, gain = calibration.better(density(in_f, *one), density(in_f, *other))
             self._rules[key] = "nested" if nested_is else "gpoe"
             if self.verbose:

@@ -206,6 +206,21 @@ def _moments(kernel, shape, signal, Z, m, alpha, U, new, n, V, r2, mean, var):
 
 
 @_JIT
+def _prepared(
+    kernel, shape, signal, noise, lengthscales, XT, start, m, factors, where, A, Zflat, r2, phi
+):
+    """The scaled rows Z of the expert that starts at `start`, and its factor U: the one that is
+    kept at factors[where], or made again in A."""
+    D = XT.shape[0]
+    Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
+    _scale(XT, start, m, lengthscales, Z)
+    if where >= 0:
+        return Z, factors[where : where + m * m]
+    _factorize(kernel, shape, signal, noise, Z, m, A, A[:0], A[:0], r2, phi)
+    return Z, A[: m * m]
+
+
+@_JIT
 def moments(
     kernel, shape, signal, noise, lengthscales, XT, offsets, alpha, factors, factor_offsets,
     first, last, new, A, Zflat, scaled, V, r2, phi, mean, var,
@@ -219,13 +234,10 @@ def moments(
     for j in range(first, last):
         start = offsets[j]
         m = offsets[j + 1] - start
-        Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
-        _scale(XT, start, m, lengthscales, Z)
-        if factor_offsets[j] >= 0:
-            U = factors[factor_offsets[j] : factor_offsets[j] + m * m]
-        else:
-            U = A
-            _factorize(kernel, shape, signal, noise, Z, m, U, A[:0], A[:0], r2, phi)
+        Z, U = _prepared(
+            kernel, shape, signal, noise, lengthscales, XT, start, m, factors, factor_offsets[j],
+            A, Zflat, r2, phi,
+        )  # fmt: skip
         for begin in range(0, n, ROWS):
             rows = min(ROWS, n - begin)
             block = scaled[: D * rows].reshape(D, rows)
@@ -249,16 +261,12 @@ def leave_one_out(
     The mean is a linear combination of the other rows' y, with −[K⁻¹]_ki / [K⁻¹]_ii, which goes
     into out [n, m] unless that is empty.
     """
-    D = XT.shape[0]
     start = offsets[expert]
     m = offsets[expert + 1] - start
-    if factor_offsets[expert] >= 0:
-        U = factors[factor_offsets[expert] : factor_offsets[expert] + m * m]
-    else:
-        Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
-        _scale(XT, start, m, lengthscales, Z)
-        U = A
-        _factorize(kernel, shape, signal, noise, Z, m, U, A[:0], A[:0], r2, phi)
+    _, U = _prepared(
+        kernel, shape, signal, noise, lengthscales, XT, start, m, factors, factor_offsets[expert],
+        A, Zflat, r2, phi,
+    )  # fmt: skip
     for begin in range(0, len(rows), ROWS):
         n = min(ROWS, len(rows) - begin)
         V[: m * n] = 0.0
@@ -287,13 +295,10 @@ def coefficients(
     D, n = new.shape
     start = offsets[expert]
     m = offsets[expert + 1] - start
-    Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
-    _scale(XT, start, m, lengthscales, Z)
-    if factor_offsets[expert] >= 0:
-        U = factors[factor_offsets[expert] : factor_offsets[expert] + m * m]
-    else:
-        U = A
-        _factorize(kernel, shape, signal, noise, Z, m, U, A[:0], A[:0], r2, phi)
+    Z, U = _prepared(
+        kernel, shape, signal, noise, lengthscales, XT, start, m, factors, factor_offsets[expert],
+        A, Zflat, r2, phi,
+    )  # fmt: skip
     point = np.empty(D)
     for begin in range(0, n, ROWS):
         rows = min(ROWS, n - begin)
