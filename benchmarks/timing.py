@@ -26,6 +26,13 @@ def best(function: Callable[[], object], repeats: int, before: Callable[[], obje
     return least
 
 
+def best_of_each(functions: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """The least seconds of each, run by turns, so that all meet the same good and bad moments of a
+    machine."""
+    rounds = [[best(function, 1) for function in functions] for _ in range(repeats)]
+    return list(np.min(rounds, axis=0))
+
+
 def in_threads(function: Callable[[int], object], n: int, threads: int) -> None:
     """function(0) … function(n − 1), each thread taking the next that is left."""
     if threads == 1:

@@ -50,11 +50,11 @@ def covariances_and_slopes(kernel, shape, signal, ZT, XT, K, slope, tilt):
 
 
 @jit("contract")
-def frame(kernel, shape, signal, ZT, jitters, K, R):
-    """K = K_uu with the first jitter (a multiple of the signal variance) that lets it be
-    factorised, UᵀU, and R = U⁻¹. False if none does."""
+def frame(kernel, shape, signal, ZT, jitters, K, slope, tilt, R):
+    """K = K_uu with its slopes and the first jitter (a multiple of the signal variance) that lets
+    it be factorised, UᵀU, and R = U⁻¹. False if none does."""
     M = len(K)
-    covariances(kernel, shape, signal, ZT, ZT, K)
+    covariances_and_slopes(kernel, shape, signal, ZT, ZT, K, slope, tilt)
     flat = R.reshape(M * M)
     for jitter in jitters:
         for i in range(M):
@@ -143,7 +143,7 @@ def latent(q_mean, q_cov, V, signal, mean, var, T):
 
 
 @_SUM
-def by_covariances(q_mean, V, T, by_mean, by_var, R, by_K, product):
+def _by_covariances(q_mean, V, T, by_mean, by_var, R, by_K, product):
     """With G = ∂ELBO/∂V = Σ_c m_c by_mean[c]ᵀ + 2 (T_c − V) diag(by_var[c]): by_K = R G [M, n] and
     product = G Vᵀ."""
     (M, n), G, total = V.shape, by_K, np.zeros(V.shape[1])
@@ -163,7 +163,7 @@ def by_covariances(q_mean, V, T, by_mean, by_var, R, by_K, product):
 
 
 @jit("contract")
-def by_inducing(R, product):
+def _by_inducing(R, product):
     """∂ELBO/∂K_uu = −½ R (L + Lᵀ) Rᵀ [M, M], L being the lower triangle of `product` with half its
     diagonal: nothing else of (∂ELBO/∂V) Vᵀ matters for K_uu = UᵀU."""
     M = len(R)
@@ -177,7 +177,7 @@ def by_inducing(R, product):
 
 
 @_SUM
-def through_kernel(G, K, slope, tilt, ZT, XT, lengthscales, inducing):
+def _through_kernel(G, K, slope, tilt, ZT, XT, lengthscales, inducing):
     """From G = ∂ELBO/∂K, which is overwritten, to log ℓ [D] and Z [M, D] in units of ℓ: with
     H = G ∘ σ²φ′ they get −2 Σ_ij H_ij (z_id − x_jd)² and 2 Σ_j H_ij (z_id − x_jd). Returns what
     log σ² and log shape get. Inputs are centred first, else squares would lose digits."""
@@ -215,3 +215,22 @@ def through_kernel(G, K, slope, tilt, ZT, XT, lengthscales, inducing):
             inducing[i, d] = 2.0 * apart
         lengthscales[d] = -2.0 * total
     return by_signal, by_shape
+
+
+@_SUM
+def through_rows(
+    q_mean, V, T, by_mean, by_var, R, ZT, XT, K, slope, tilt, by_K, product, lengthscales, inducing
+):
+    """What a block of rows adds to the gradient by way of K(Z, X); `product` is left for
+    K(Z, Z)."""
+    _by_covariances(q_mean, V, T, by_mean, by_var, R, by_K, product)
+    return _through_kernel(by_K, K, slope, tilt, ZT, XT, lengthscales, inducing)
+
+
+@_SUM
+def through_inducing(R, product, ZT, K, slope, tilt, lengthscales, inducing):
+    """What all rows together add by way of K(Z, Z), in which Z stands twice."""
+    by_K = _by_inducing(R, product)
+    sums = _through_kernel(by_K, K, slope, tilt, ZT, ZT, lengthscales, inducing)
+    inducing *= 2.0
+    return sums

@@ -18,6 +18,8 @@ optimum, and the ELBO there the collapsed bound (Titsias 2009).
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +48,18 @@ FEATURE_BYTES = 2**28
 _HALVINGS = 20
 
 _rows = np.ascontiguousarray
+_scratch = threading.local()
+
+
+def _again(name: str, *shape: int) -> Array:
+    """An array for what a block of rows needs while it is worked on. A thread gets the same memory
+    every time, for asking the system for fresh pages costs as much as filling them."""
+    size = math.prod(shape)
+    kept: Array | None = getattr(_scratch, name, None)
+    if kept is None or kept.size < size:
+        kept = np.empty(size)
+        setattr(_scratch, name, kept)
+    return kept[:size].reshape(shape)
 
 
 @dataclass
@@ -89,10 +103,10 @@ class Posterior:
 
     def latent(self, V: Array, signal: float, products: bool = False) -> tuple[Array, Array, Array]:
         """Means and variances [n, C] at rows with the features V [M, n], and S_c V [C, M, n] if
-        these products are asked for."""
+        these products are asked for; the thread's next call overwrites them."""
         C, (M, n) = len(self.mean), V.shape
         mean, var = np.empty((2, C, n))
-        T = np.empty((C if products else 1, M, n))
+        T = _again("products", C if products else 1, M, n)
         stages.latent(self.mean, self.cov, V, signal, mean, var, T)
         return mean.T, var.T, T
 
@@ -107,14 +121,18 @@ class Cross:
     tilt: Array  # σ² ∂φ/∂log shape; for a kernel without a shape one row that means nothing
 
 
+def _tilt(kernel: str, M: int, n: int) -> Array:
+    return np.empty((M if kernel in SHAPE_NAMES else 1, n))
+
+
 @dataclass
 class Frame:
-    """What θ and Z decide: K_uu, its slopes, and U⁻¹."""
+    """What θ and Z decide: K_uu with its jitter and slopes, and U⁻¹."""
 
     kernel: str
     theta: Hyperparameters
     ZT: Array  # [D, M], divided by the lengthscales
-    K: Array  # [M, M], with jitter
+    inner: Cross
     R: Array  # [M, M], U⁻¹
 
     @property
@@ -124,10 +142,11 @@ class Frame:
     @classmethod
     def of(cls, kernel: str, theta: Hyperparameters, Z: Array) -> Frame | None:
         """None if K_uu cannot be factorised."""
-        ZT = np.ascontiguousarray((Z / theta.lengthscales).T)
-        K, R = np.empty((2, len(Z), len(Z)))
-        head = KERNELS[kernel], theta.shape, theta.signal_variance
-        return cls(kernel, theta, ZT, K, R) if stages.frame(*head, ZT, JITTER, K, R) else None
+        ZT, M = np.ascontiguousarray((Z / theta.lengthscales).T), len(Z)
+        K, slope, R = np.empty((3, M, M))
+        self = cls(kernel, theta, ZT, Cross(ZT, K, slope, _tilt(kernel, M, M)), R)
+        made = stages.frame(*self._constants(), JITTER, K, slope, self.inner.tilt, R)
+        return self if made else None
 
     def scaled(self, X: Array) -> Array:
         return np.ascontiguousarray((X / self.theta.lengthscales).T)
@@ -140,19 +159,9 @@ class Frame:
         """V = U⁻ᵀ K(Z, X), and K(Z, X) with slopes, at the rows X [n, D]."""
         XT = self.scaled(X)
         K, V, slope = np.empty((3, self.n_inducing, XT.shape[1]))
-        tilt = self._tilt(XT.shape[1])
+        tilt = _tilt(self.kernel, *K.shape)
         stages.features_and_slopes(*self._constants(), XT, self.R, K, V, slope, tilt)
         return V, Cross(XT, K, slope, tilt)
-
-    def inner(self) -> Cross:
-        """K_uu with its slopes, and with the jitter."""
-        K, slope = np.empty((2, *self.K.shape))
-        tilt = self._tilt(self.n_inducing)
-        stages.covariances_and_slopes(*self._constants(), self.ZT, K, slope, tilt)
-        return Cross(self.ZT, self.K, slope, tilt)
-
-    def _tilt(self, n: int) -> Array:
-        return np.empty((self.n_inducing if self.kernel in SHAPE_NAMES else 1, n))
 
     def features(self, X: Array) -> Array:
         """V = U⁻ᵀ K(Z, X) [M, n] at the rows X [n, D]."""
@@ -163,7 +172,8 @@ class Frame:
 
 @dataclass
 class Gradient:
-    """∂ELBO/∂ log ℓ [D], log σ², log shape, the likelihood's parameter, and Z [M, D]."""
+    """∂ELBO/∂ log ℓ [D], log σ², log shape, the likelihood's parameter, and Z [M, D] (in units of ℓ
+    until all is summed)."""
 
     lengthscales: Array
     signal: float
@@ -183,21 +193,10 @@ class Gradient:
         self.inducing += other.inducing
         return self
 
-    def through_kernel(self, frame: Frame, cross: Cross, G: Array, times_inducing: float) -> None:
-        """Through K(Z, X), G being the derivative by it, which is overwritten."""
-        lengthscales, inducing = np.empty_like(self.lengthscales), np.empty_like(self.inducing)
-        signal, shape = stages.through_kernel(
-            G, cross.K, cross.slope, cross.tilt, frame.ZT, cross.XT, lengthscales, inducing
-        )
-        self.lengthscales += lengthscales
-        self.inducing += times_inducing * inducing / frame.theta.lengthscales
-        self.signal += signal
-        self.shape += shape
-
 
 def block_rows(M: int, C: int) -> int:
     """Rows in a block for M inducing inputs and C latent functions."""
-    return int(np.clip(_BLOCK // (M * C), 32, ROWS))
+    return min(max(_BLOCK // (M * C), 32), ROWS)
 
 
 @dataclass
@@ -279,12 +278,14 @@ class Expert:
             new.shift[part] = e.mean + new.weight[part] * mean
             if cross is None or not gradient:
                 return float(e.value.sum()), None, None
-            by_K, product, here = np.empty_like(V), np.empty((M, M)), Gradient.zero(M, D)
-            by_mean, by_var = _rows(e.mean.T), _rows(e.var.T)
-            stages.by_covariances(q.mean, V, T, by_mean, by_var, self.frame.R, by_K, product)
-            here.through_kernel(self.frame, cross, by_K, 1.0)
-            here.signal += signal * float(e.var.sum())
-            here.parameter = e.parameter
+            product, lengthscales, inducing = np.empty((M, M)), np.empty(D), np.empty((M, D))
+            by_signal, by_shape = stages.through_rows(
+                q.mean, V, T, _rows(e.mean.T), _rows(e.var.T), self.frame.R, self.frame.ZT,
+                cross.XT, cross.K, cross.slope, cross.tilt, _again("by_K", M, V.shape[1]), product,
+                lengthscales, inducing,
+            )  # fmt: skip
+            by_signal += signal * float(e.var.sum())
+            here = Gradient(lengthscales, by_signal, by_shape, e.parameter, inducing)
             return float(e.value.sum()), here, product
 
         for a, b, c in self.map(run, self.parts):
@@ -296,8 +297,13 @@ class Expert:
             value = -np.inf
         if not gradient:
             return Pass(value, new)
-        by_K = stages.by_inducing(self.frame.R, product)
-        total.through_kernel(self.frame, self.frame.inner(), by_K, 2.0)
+        inner, lengthscales, inducing = self.frame.inner, np.empty(D), np.empty((M, D))
+        by_signal, by_shape = stages.through_inducing(
+            self.frame.R, product, inner.XT, inner.K, inner.slope, inner.tilt, lengthscales,
+            inducing,
+        )  # fmt: skip
+        total += Gradient(lengthscales, by_signal, by_shape, 0.0, inducing)
+        total.inducing /= self.frame.theta.lengthscales
         return Pass(value, new, total)
 
     def improve(
