@@ -102,9 +102,18 @@ def curve(
     return Curve(GRID, np.array(values))
 
 
-def better(one: Array, other: Array) -> tuple[bool, float]:
-    """Whether the log densities `other` [n] beat `one` by enough to be believed and to be worth a
-    costlier rule; and by how much, per row."""
-    gain = other - one
-    error = gain.std() / np.sqrt(len(gain))
-    return bool(gain.mean() > _RULE_GAIN + error), float(gain.mean())
+@dataclass(frozen=True)
+class Comparison:
+    """NLPD of two rules at the same rows, and the one to take: the first, unless the second, which
+    costs more, gains enough to be believed and to be worth it."""
+
+    scores: dict[str, float]
+    chosen: str
+
+    @classmethod
+    def of(cls, first: str, one: Array, second: str, other: Array) -> Comparison:
+        """From the log densities of each row."""
+        gain = other - one
+        error = gain.std() / np.sqrt(len(gain))
+        scores = {first: float(-one.mean()), second: float(-other.mean())}
+        return cls(scores, second if gain.mean() > _RULE_GAIN + error else first)

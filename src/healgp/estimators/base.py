@@ -154,7 +154,7 @@ class ExpertGP(BaseEstimator):
         self._grbcm: tuple[Committee, Committee, Array, Array] | None = None
         self._calibration_rows = calibration.sample_rows(len(committee.y), committee.n_experts, rng)
         self._curves: dict[Setting, calibration.Curve] = {}
-        self._rules: dict[Setting, str] = {}
+        self._rules: dict[Setting, calibration.Comparison] = {}
         self.n_experts_ = committee.n_experts
         self.lengthscales_ = theta.lengthscales
         self.signal_variance_ = theta.signal_variance
@@ -281,12 +281,25 @@ class ExpertGP(BaseEstimator):
                 without, new, setting, prior, engine, self._log_density(targets)
             )
 
+    @property
+    def aggregation_scores_(self) -> dict[str, float]:
+        """NLPD by leave-one-out of the rules that aggregation="auto" chose from, of y in
+        standardised units; empty where nothing was compared."""
+        check_is_fitted(self)
+        if not _is_auto(self.aggregation):
+            return {}
+        return dict(self._compared(self._setting({"aggregation": "gpoe"})).scores)
+
     def _rule(self, setting: Setting) -> str:
         """The rule that predicts training rows best, each left out of its own expert: "gpoe", or
         "nested" where it gains enough for its cost."""
-        committee, key = self._committee, replace(setting, aggregation="gpoe")
+        return self._compared(setting).chosen
+
+    def _compared(self, setting: Setting) -> calibration.Comparison:
+        """The two rules at training rows; it is worked out once."""
+        committee, key = self._committee, replace(setting, aggregation="gpoe", space="f")
         if not isinstance(committee, Committee) or committee.n_experts == 1:
-            return "gpoe"
+            return calibration.Comparison({}, "gpoe")
         if key not in self._rules:
             rows = self._calibration_rows
             new, density = committee.inputs(rows), self._log_density(committee.y[rows])
@@ -294,16 +307,15 @@ class ExpertGP(BaseEstimator):
             with LocalEngine(self.n_jobs, committee.work) as engine:
                 committee.prepare_once(engine)
                 without: Any = calibration.LeaveOneOut(committee, rows, engine)
-                in_f = replace(key, space="f")
-                one = stream(without, new, [in_f], prior, engine)[0]
+                one = stream(without, new, [key], prior, engine)[0]
                 other = nested(without, new, setting.n_nearest, engine)
-            nested_is, gain = calibration.better(density(in_f, *one), density(in_f, *other))
-            self._rules[key] = "nested" if nested_is else "gpoe"
+            found = calibration.Comparison.of(
+                "gpoe", density(key, *one), "nested", density(key, *other)
+            )
             if self.verbose:
-                print(
-                    f"aggregation: {self._rules[key]}; nested over gpoe gains {gain:.4f} in NLPD "
-                    "by leave-one-out"
-                )
+                scores = ", ".join(f"{rule} {v:.4f}" for rule, v in found.scores.items())
+                print(f"aggregation: {found.chosen}; NLPD by leave-one-out: {scores}")
+            self._rules[key] = found
         return self._rules[key]
 
     def _log_density(self, targets: Array) -> Callable[[Setting, Array, Array], Array]:

@@ -109,7 +109,8 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
     alpha_ : float, with kernel="rational_quadratic"
     kernel_ : str, and kernel_scores_ : dict, the marginal likelihood per row of each kernel that
         was compared (empty if one was given)
-    aggregation_ : str
+    aggregation_ : str, and aggregation_scores_ : dict, the NLPD by leave-one-out of the rules that
+        were compared
     temperature_ : float, and temperature_curve_ : the temperatures that were compared and their
         NLPD
     log_marginal_likelihood_ : float, the sum over experts, of standardised y; with exact experts

@@ -1,0 +1,240 @@
+"""`make choices`: what the defaults are worth, and what they were chosen by; docs/choices.md.
+
+Three parts, each kept fit by fit in results/choices, so that a run that was interrupted goes on:
+
+- `defaults`: the first split of every set with all defaults, seconds beside;
+- `grid`: rules × partitions × metrics × sizes of experts, judged by leave-one-out on training rows;
+- `best`: the defaults against every single setting of rule, kernel and temperature.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+import peers
+from healgp import ExpertGPRegressor, datasets, metrics
+from healgp.experiments.cells import write
+from healgp.kernels import KERNELS
+from timing import machine, table
+
+DOCS = Path(__file__).parent.parent / "docs"
+KEPT = Path("results/choices")
+
+SMALL = ("concrete", "airfoil", "parkinsons", "power")
+LARGE = ("kin40k", "protein")
+
+#: What the defaults are asked for on the first split: NLPD and RMSE at most.
+ASKED: dict[str, tuple[float, float | None]] = {
+    "concrete": (0.125, None), "airfoil": (-0.08, None), "parkinsons": (-4.0, None),
+    "power": (-0.28, 0.187), "kin40k": (-1.06, 0.092), "protein": (0.58, 0.48),
+}  # fmt: skip
+
+RULES = ("gpoe", "barycenter", "wasserstein", "nested")
+SIZES = (250, 500, 1000, 2000)
+
+#: Partition, metric and size of experts, one changed at a time.
+GRID: list[dict[str, Any]] = [
+    *(dict(points_per_expert=m) for m in SIZES),
+    dict(partition_metric="plain"),
+    dict(partition="balanced"),
+    dict(partition="balanced", partition_metric="plain"),
+]
+
+TEMPERATURES = (1.0, 3.0, 10.0, 25.0, 50.0, 100.0, 300.0, 1000.0)
+#: Every rule with every weighting that changes it.
+SINGLE: dict[str, dict[str, Any]] = {
+    **{f"{rule} T={t:g}": dict(aggregation=rule, temperature=t)
+       for rule in ("gpoe", "rbcm", "barycenter", "wasserstein") for t in TEMPERATURES},
+    **{f"rbcm unnormalised T={t:g}": dict(aggregation="rbcm", temperature=t,
+                                          normalize_weights=False) for t in TEMPERATURES},
+    **{f"{rule} uniform": dict(aggregation=rule, weighting="uniform")
+       for rule in ("gpoe", "barycenter", "wasserstein")},
+    "poe": dict(aggregation="poe"),
+    "bcm": dict(aggregation="bcm"),
+    "rbcm entropy": dict(aggregation="rbcm", weighting="entropy"),
+    "grbcm entropy": dict(aggregation="grbcm", weighting="entropy"),
+    "nested": dict(aggregation="nested"),
+}  # fmt: skip
+
+
+def fit(data: str, split: int, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
+    X, new, y, target = datasets.load(data, split, standardize=True)
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = ExpertGPRegressor(random_state=0, **parameters).fit(X, y)
+    return model, new, target, time.perf_counter() - start
+
+
+def scores(target, mean, std) -> list[float]:
+    values = metrics.nlpd, metrics.rmse, metrics.coverage
+    return [round(float(f(target, mean, std) if f is not metrics.rmse else f(target, mean)), 5)
+            for f in values]  # fmt: skip
+
+
+def one_default(data: str, split: int) -> dict[str, Any]:
+    model, new, target, seconds = fit(data, split, {})
+    start = time.perf_counter()
+    mean, std = model.predict(new, return_std=True)
+    return dict(
+        kernel=model.kernel_, rule=model.aggregation_, experts=model.n_experts_,
+        temperature=model.temperature_, fit=seconds, predict=time.perf_counter() - start,
+        scores=scores(target, mean, std),
+    )  # fmt: skip
+
+
+def one_of_grid(data: str, split: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave-one-out NLPD of every rule, and what the test rows say to it."""
+    model, new, target, seconds = fit(data, split, parameters)
+    kept: dict[str, Any] = dict(fit=seconds, experts=model.n_experts_, kernel=model.kernel_)
+    kept["loo"] = dict(model.aggregation_scores_)
+    kept["lml"] = model.log_marginal_likelihood_ / len(model.labels_)
+    for rule in RULES[:3] if model.n_experts_ > 1 else ():
+        model.set_params(aggregation=rule)
+        kept["loo"][rule] = float(model.temperature_curve_[1].min())
+    kept["predict"], kept["test"] = {}, {}
+    for rule in RULES:
+        start = time.perf_counter()
+        ((mean, std),) = model.predict_many(new, [dict(aggregation=rule)])
+        kept["predict"][rule] = time.perf_counter() - start
+        kept["test"][rule] = scores(target, mean, std)
+    return kept
+
+
+def one_kernel(data: str, split: int, kernel: str) -> dict[str, list[float]]:
+    """Every single setting under one kernel."""
+    model, new, target, _ = fit(data, split, dict(kernel=kernel))
+    results = model.predict_many(new, list(SINGLE.values()))
+    return {name: scores(target, *r) for name, r in zip(SINGLE, results, strict=True)}
+
+
+def kept(name: str, make: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """What was found earlier with the same arguments, or what is found now."""
+    words = [json.dumps(a, sort_keys=True) if isinstance(a, dict) else str(a) for a in arguments]
+    file = "".join(c if c.isalnum() or c in "-_" else "_" for c in "-".join(words)) + ".json"
+    path = KEPT / name / file
+    if not path.is_file():
+        write(path, json.dumps(make(*arguments), indent=1))
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def bar(items: Iterable[Any], what: str) -> Any:
+    return tqdm(list(items), desc=what, unit="fit", dynamic_ncols=True)
+
+
+def splits_of(data: str) -> range:
+    return range(10) if data in SMALL else range(3)
+
+
+def defaults() -> str:
+    rows = []
+    for data in bar(ASKED, "defaults"):
+        found = kept("defaults", one_default, data, 0)
+        nlpd, rmse, inside = found["scores"]
+        asked, asked_rmse = ASKED[data]
+        if data in SMALL:
+            each = [kept("defaults", one_default, data, s)["scores"][2] for s in range(10)]
+            inside = float(np.mean(each))
+        rows.append([
+            data, found["kernel"], found["experts"], found["rule"], f"{found['temperature']:.3g}",
+            f"**{nlpd:.3f}** ({asked})", f"**{rmse:.4f}**" + (f" ({asked_rmse})" if asked_rmse
+                                                               else ""),
+            f"{inside:.3f}" + (" (10 splits)" if data in SMALL else ""),
+            f"{found['fit']:.1f}", f"{found['predict']:.1f}",
+        ])  # fmt: skip
+    head = ["", "kernel", "experts", "rule", "T", "NLPD (asked)", "RMSE (asked)", "in 95 %",
+            "fit, s", "predict, s"]  # fmt: skip
+    return table(head, rows)
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    return float(np.mean(values)), float(error)
+
+
+def grid() -> str:
+    """One table for every set: leave-one-out first, for it decides; the test rows beside."""
+    parts = []
+    for data in (*SMALL[1:], *LARGE):
+        rows, splits = [], range(3) if data in SMALL else range(2)
+        for changes in bar(GRID, data):
+            every = [kept("grid", one_of_grid, data, s, changes) for s in splits]
+            merged = dict(partition="kmeans", partition_metric="auto", points_per_expert=500)
+            merged |= changes
+            cells = [merged["partition"], "kernel's" if merged["partition_metric"] == "auto"
+                     else "plain", merged["points_per_expert"],
+                     f"{np.mean([e['experts'] for e in every]):.0f}"]  # fmt: skip
+            for rule in RULES:
+                loo = np.mean([e["loo"].get(rule, np.nan) for e in every])
+                test = np.mean([e["test"][rule][0] for e in every])
+                cells.append(f"{loo:.3f} / {test:.3f}" if np.isfinite(loo) else f"– / {test:.3f}")
+            cells.append(f"{np.mean([e['lml'] for e in every]):.3f}")
+            seconds = [np.mean([e["predict"][rule] for e in every]) for rule in ("gpoe", "nested")]
+            cells += [f"{np.mean([e['fit'] for e in every]):.1f}", *(f"{s:.1f}" for s in seconds)]
+            rows.append(cells)
+        head = ["partition", "metric", "rows each", "experts", *RULES, "log p per row", "fit, s",
+                "gpoe, s", "nested, s"]  # fmt: skip
+        parts.append(f"### {data}, mean of {len(splits)} splits\n\n{table(head, rows)}")
+    return "\n".join(parts)
+
+
+def best() -> str:
+    rows = []
+    for data in (*SMALL, *LARGE):
+        ours, singles = [], {}
+        for split in bar(splits_of(data), data):
+            ours.append(kept("defaults", one_default, data, split)["scores"][0])
+            for kernel in KERNELS:
+                for name, s in kept("kernels", one_kernel, data, split, kernel).items():
+                    singles.setdefault(f"{kernel}, {name}", []).append(s[0])
+        name = min(singles, key=lambda n: np.mean(singles[n]))
+        mean, _ = mean_and_error(ours)
+        top, error = mean_and_error(singles[name])
+        apart, apart_error = mean_and_error([a - b for a, b in zip(ours, singles[name],
+                                                                   strict=True)])  # fmt: skip
+        allowed = max(0.01, 2 * apart_error)
+        rows.append([
+            data, len(ours), f"**{mean:.3f}**", f"{top:.3f} ± {error:.3f}", name,
+            f"{apart:+.3f} ± {apart_error:.3f}", f"{allowed:.3f}",
+            "yes" if apart <= allowed else "**no**",
+        ])  # fmt: skip
+    head = ["", "splits", "defaults", "best single setting", "which it is", "difference", "allowed",
+            "held"]  # fmt: skip
+    return table(head, rows)
+
+
+PARTS = {"defaults": defaults, "grid": grid, "best": best}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=[*PARTS, "peers"], help="one part")
+    options = parser.parse_args()
+    ExpertGPRegressor(points_per_expert=100, random_state=0).fit(*datasets.robot_arm(500))
+    DOCS.mkdir(exist_ok=True)
+    for name, run in (PARTS | {"peers": lambda: peers.compare(False)}).items():
+        if options.only in (None, name):
+            text = run()
+            write(KEPT / f"{name}.md", text)
+            print(text)
+    page = Path(__file__).with_name("choices.md").read_text(encoding="utf-8")
+    for name in (*PARTS, "peers"):
+        path = KEPT / f"{name}.md"
+        there = path.read_text(encoding="utf-8") if path.is_file() else "Not run yet.\n"
+        page = page.replace(f"{{{name}}}", there.rstrip("\n"))
+    write(DOCS / "choices.md", page.replace("{machine}", machine()))
+    print(f"Written to {DOCS / 'choices.md'}")
+
+
+if __name__ == "__main__":
+    main()
