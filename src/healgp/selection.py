@@ -22,8 +22,8 @@ from healgp.training import train
 Array = np.ndarray
 
 #: Experts that kernels are compared on: a share of them, within bounds; rows of each, and
-#: iterations, at most.
-_SHARE, _EXPERTS, _ROWS, _ITERATIONS = 0.2, (4, 8), 1000, 20
+#: iterations, at most; and the relative gain at which training ends that is a start for another.
+_SHARE, _EXPERTS, _ROWS, _ITERATIONS, _TOLERANCE = 0.2, (4, 8), 1000, 20, 1e-5
 
 #: Pairs of an expert and a target that sparse experts' θ is first found from, and the rows of each,
 #: at most.
@@ -70,7 +70,14 @@ def choose_kernel(
         with LocalEngine(n_jobs, committee.work) as engine:
             try:
                 found = train(
-                    committee, ard, min(max_iter, _ITERATIONS), scale_X, scale_y, engine, brief=True
+                    committee,
+                    ard,
+                    min(max_iter, _ITERATIONS),
+                    scale_X,
+                    scale_y,
+                    engine,
+                    tolerance=_TOLERANCE,
+                    warn=False,
                 ).theta
                 results[kernel] = committee.objective(found, engine)[0] / len(committee.y), found
             except ExpertError:
@@ -153,7 +160,15 @@ def train_on_targets(
             if committee.objective(longer, engine)[0] > committee.objective(start, engine)[0]:
                 committee.theta = longer
             found = train(
-                committee, ard, max_iter, scale_X, scale, engine, brief=True, spread=_SPREAD
+                committee,
+                ard,
+                max_iter,
+                scale_X,
+                scale,
+                engine,
+                tolerance=_TOLERANCE,
+                warn=False,
+                spread=_SPREAD,
             ).theta
             return committee.objective(found, engine)[0] / len(y), found
 

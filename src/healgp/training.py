@@ -36,6 +36,11 @@ _LOG_RATE_BOUND = 10.0
 _EXACT_TOLERANCE, _COLLAPSED_TOLERANCE = 1e-9, 1e-5
 _VARIATIONAL_TOLERANCE, _INDUCING_TOLERANCE = 1e-4, 5e-4
 
+#: Progressive training: experts that it begins with, how many times as many each next stage has,
+#: the relative gain in an iteration at which a stage ends, and the gain in log p per row still to
+#: be had at which no further stage follows.
+_FIRST, _MORE, _STAGE_TOLERANCE, _ENOUGH = 32, 4, 1e-6, 1e-3
+
 #: Rows times latent functions that a sparse expert is trained on at most; its q(u) is then found
 #: from all of its rows.
 TRAINING_SITES = 50_000
@@ -49,6 +54,18 @@ class Training:
 
     theta: Hyperparameters
     n_iter: int
+    gain: float = 0.0  # of the objective per row, over that of the start
+    stopped: bool = False  # by Ctrl-C or by an evaluation that failed
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The best point, the number of iterations, and as above."""
+
+    point: np.ndarray
+    n_iter: int
+    gain: float
+    stopped: bool
 
 
 def train(
@@ -59,13 +76,14 @@ def train(
     scale_y: float,
     engine: LocalEngine,
     report: Report = lambda iteration, value: None,
-    brief: bool = False,
+    tolerance: float = _EXACT_TOLERANCE,
+    warn: bool = True,
     spread: float = np.inf,
 ) -> Training:
     """Maximises Σ_j log p(y⁽ʲ⁾ | X⁽ʲ⁾, θ) from committee.theta, within the bounds above times the
-    scales of X [D] and y. An evaluation that fails, or Ctrl-C, keeps the best θ so far. `brief`
-    training is a start for another; `spread` is the deviation of a prior that draws the logarithms
-    of the lengthscales together."""
+    scales of X [D] and y. An evaluation that fails, or Ctrl-C, keeps the best θ so far. It ends
+    at a relative gain of `tolerance`, and warns if max_iter comes first; `spread` is the deviation
+    of a prior that draws the logarithms of the lengthscales together."""
     if max_iter == 0:
         return Training(committee.theta, 0)
     D = len(scale_X)
@@ -80,11 +98,49 @@ def train(
         value -= 0.5 * float(apart @ apart) / spread**2
         return value, _tied(gradient, D, ard)[: len(log_theta)]
 
-    best, iterations = _maximise(
+    found = _maximise(
         objective, committee.theta.to_log(ard, shaped), bounds, len(committee.y), max_iter,
-        1e-5 if brief else _EXACT_TOLERANCE, report, not brief,
+        tolerance, report, warn,
     )  # fmt: skip
-    return Training(Hyperparameters.from_log(best, D, ard), iterations)
+    theta = Hyperparameters.from_log(found.point, D, ard)
+    return Training(theta, found.n_iter, found.gain, found.stopped)
+
+
+def train_progressively(
+    committee: Committee,
+    ard: bool,
+    max_iter: int,
+    scale_X: np.ndarray,
+    scale_y: float,
+    rng: np.random.Generator,
+    engine: LocalEngine,
+    report: Report = lambda iteration, value: None,
+) -> Training:
+    """The same from few experts to many: θ is found on some that are drawn at random, then on four
+    times as many, and so on.
+
+    What a θ from s experts loses against that from all J is noise that falls with 1/s − 1/J. A
+    stage that gains g over the θ of the one before, on four times its experts, has removed three
+    quarters of it or more; at most g/3 · (1 − s/J) is left. Where that is too little to matter, no
+    larger stage follows.
+    """
+    J, n, iterations = committee.n_experts, _FIRST, 0
+    order, theta = rng.permutation(J), committee.theta
+    while 2 * n <= J and max_iter > 0:
+        some = committee.subset(np.sort(order[:n]))
+        some.theta = theta
+        found = train(
+            some, ard, max_iter, scale_X, scale_y, engine, report, _STAGE_TOLERANCE, warn=False
+        )
+        theta, iterations = found.theta, iterations + found.n_iter
+        left = found.gain / (_MORE - 1) * (1.0 - n / J)
+        if found.stopped or left < _ENOUGH:
+            return Training(theta, iterations)
+        n *= _MORE
+    committee.theta = theta
+    tolerance = _EXACT_TOLERANCE if n == _FIRST else _STAGE_TOLERANCE
+    found = train(committee, ard, max_iter, scale_X, scale_y, engine, report, tolerance)
+    return Training(found.theta, iterations + found.n_iter)
 
 
 def train_sparse(
@@ -135,11 +191,9 @@ def train_sparse(
     tolerance = _VARIATIONAL_TOLERANCE if with_kernel else _INDUCING_TOLERANCE
     if noise:
         tolerance = _COLLAPSED_TOLERANCE
-    best, iterations = _maximise(
-        objective, start, bounds, len(committee.y), max_iter, tolerance, report
-    )
-    committee.theta, committee.likelihood, committee.Z = at(best)
-    return iterations
+    found = _maximise(objective, start, bounds, len(committee.y), max_iter, tolerance, report)
+    committee.theta, committee.likelihood, committee.Z = at(found.point)
+    return found.n_iter
 
 
 def _tied(gradient: np.ndarray, D: int, ard: bool) -> np.ndarray:
@@ -156,15 +210,16 @@ def _maximise(
     tolerance: float,
     report: Report,
     warn: bool = True,
-) -> tuple[np.ndarray, int]:
-    """The best point found by L-BFGS-B and the number of iterations, for an objective that is a sum
-    over N rows."""
+) -> _Found:
+    """The best point that L-BFGS-B finds, for an objective that is a sum over N rows."""
     start = np.clip(start, bounds[:, 0], bounds[:, 1])
-    best_value, best, iteration = -np.inf, start, 0
+    best_value, best, iteration, first_value, stopped = -np.inf, start, 0, -np.inf, False
 
     def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal best_value, best
+        nonlocal best_value, best, first_value
         value, gradient = objective(point)
+        if not np.isfinite(first_value):
+            first_value = value
         if value > best_value:
             best_value, best = value, point.copy()
         # per row, so that the optimiser's tolerances mean the same for any number of rows
@@ -188,6 +243,7 @@ def _maximise(
                 stacklevel=4,
             )
     except KeyboardInterrupt:
+        stopped = True
         warnings.warn(
             f"Training was interrupted in iteration {iteration + 1}; the model uses the best "
             "hyperparameters so far.",
@@ -196,13 +252,14 @@ def _maximise(
     except ExpertError:
         if not np.isfinite(best_value):
             raise
+        stopped = True
         warnings.warn(
             f"An evaluation failed in iteration {iteration + 1} of training; the model uses the "
             "best hyperparameters before it.",
             ConvergenceWarning,
             stacklevel=4,
         )
-    return best, iteration
+    return _Found(best, iteration, (best_value - first_value) / N, stopped)
 
 
 def _log_bounds(ard: bool, shaped: bool, scale_X: np.ndarray, scale_y: float) -> np.ndarray:

@@ -91,6 +91,11 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         [0.02, 200], signal variance [1e-4, 1e4], noise variance [1e-5, 100] and, for
         "rational_quadratic", alpha [0.01, 1000], in units of the deviations of X and y. A
         lengthscale at 200 means that its column does not matter.
+    training : {"progressive", "full"}, default="progressive"
+        "progressive" finds θ on 32 experts drawn at random, then on four times as many, and so on,
+        until more of them would gain nothing; up to 63 experts, and where it goes on gaining, it
+        ends with all. "full" trains on all from the start. For exact experts; sparse ones are
+        always trained in full.
     n_jobs : int or None, default=None
         Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
         depend on it, but for rounding where there are fewer experts than threads.
@@ -152,6 +157,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         signal_variance: float = 1.0,
         noise_variance: float = 0.1,
         max_iter: int = 100,
+        training: str = "progressive",
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -174,6 +180,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         self.signal_variance = signal_variance
         self.noise_variance = noise_variance
         self.max_iter = max_iter
+        self.training = training
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
@@ -258,10 +265,12 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
             LocalEngine(self.n_jobs, committee.work) as engine,
             self._progress("training", self.max_iter, "it") as bar,
         ):
-            found = training.train(
-                committee, self.ard, self.max_iter, scaling.x_left, scaling.y_left, engine,
-                _reporter(bar, "log p per row"),
-            )  # fmt: skip
+            limits = self.ard, self.max_iter, scaling.x_left, scaling.y_left
+            report = _reporter(bar, "log p per row")
+            if self.training == "full":
+                found = training.train(committee, *limits, engine, report)
+            else:
+                found = training.train_progressively(committee, *limits, rng, engine, report)
             bar.total = bar.n  # converged: the bar is full
             committee.theta = found.theta
             log_likelihood = committee.prepare(engine)
@@ -281,6 +290,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
     def _check_parameters(self) -> None:
         choose("partition_metric", self.partition_metric, ("auto", "plain"))
         choose("likelihood", self.likelihood, ("gaussian", "poisson"))
+        choose("training", self.training, ("progressive", "full"))
         self._check_shared()
         check_number("noise_variance", self.noise_variance, 0, positive=True)
 

@@ -69,6 +69,13 @@ class Committee:
             place,
         )
 
+    def subset(self, experts: np.ndarray) -> Committee:
+        """Some of the experts, not prepared."""
+        columns = np.concatenate([np.arange(*self.offsets[j : j + 2]) for j in experts])
+        offsets = np.concatenate([[0], np.cumsum(self.sizes[experts])])
+        XT = np.ascontiguousarray(self.XT[:, columns])
+        return Committee(XT, self.y[columns], offsets, self.kernel, self.theta)
+
     @property
     def n_experts(self) -> int:
         return len(self.offsets) - 1

@@ -1,0 +1,77 @@
+"""Training in stages against training on everything."""
+
+import numpy as np
+import pytest
+
+from healgp import ExpertGPRegressor, training
+from healgp.engines.local import LocalEngine
+from healgp.experts.committee import Committee
+from healgp.kernels import Hyperparameters
+
+
+def committee_of(rng, n_experts, rows=30):
+    X = rng.uniform(-3, 3, (n_experts * rows, 2))
+    y = np.sin(2 * X[:, 0]) + 0.3 * X[:, 1] + 0.2 * rng.standard_normal(len(X))
+    groups = np.array_split(np.argsort(X[:, 0]), n_experts)
+    return Committee.from_groups(X, y, groups, "rbf", Hyperparameters(np.ones(2), 1.0, 0.1))
+
+
+def test_progressive_training_finds_what_full_training_finds(rng):
+    committee = committee_of(rng, 300)
+    start = committee.theta
+    limits = True, 100, np.ones(2), 1.0
+    with LocalEngine(1, committee.work) as engine:
+        full = training.train(committee, *limits, engine)
+        best = committee.objective(full.theta, engine)[0] / len(committee.y)
+        for seed in range(3):
+            committee.theta = start
+            some = np.random.default_rng(seed)
+            found = training.train_progressively(committee, *limits, some, engine)
+            value = committee.objective(found.theta, engine)[0] / len(committee.y)
+            assert best - value < 0.002
+
+
+def test_few_experts_are_all_trained_from_the_start(rng):
+    committee = committee_of(rng, 20)
+    limits = True, 100, np.ones(2), 1.0
+    with LocalEngine(1, committee.work) as engine:
+        full = training.train(committee, *limits, engine)
+        found = training.train_progressively(committee, *limits, rng, engine)
+    assert np.array_equal(found.theta.to_log(True, False), full.theta.to_log(True, False))
+
+
+def test_stages_touch_fewer_experts_than_full_training(rng, monkeypatch):
+    asked = []
+    objective = Committee.objective
+
+    def counting(self, theta, engine):
+        asked.append(self.n_experts)
+        return objective(self, theta, engine)
+
+    monkeypatch.setattr(Committee, "objective", counting)
+    committee = committee_of(rng, 640)
+    with LocalEngine(1, committee.work) as engine:
+        training.train_progressively(committee, True, 100, np.ones(2), 1.0, rng, engine)
+    assert asked[0] == 32
+    assert sum(asked) < 0.5 * 640 * len(asked)
+
+
+def test_control_c_in_a_stage_ends_training(rng, monkeypatch):
+    objective, calls = Committee.objective, []
+
+    def interrupting(self, theta, engine):
+        calls.append(self.n_experts)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return objective(self, theta, engine)
+
+    monkeypatch.setattr(Committee, "objective", interrupting)
+    committee = committee_of(rng, 300)
+    with LocalEngine(1, committee.work) as engine, pytest.warns(UserWarning, match="interrupted"):
+        training.train_progressively(committee, True, 100, np.ones(2), 1.0, rng, engine)
+    assert len(calls) == 5
+
+
+def test_an_unknown_way_to_train_is_refused(wave):
+    with pytest.raises(ValueError, match=r"training='half'.*progressive, full"):
+        ExpertGPRegressor(training="half").fit(wave[0], wave[1])
