@@ -22,6 +22,7 @@ LINE = [
     ["weights"],
     ["aggregation"],
     ["prediction"],
+    ["routing"],
     ["nested", "calibration"],
     ["joint"],
     ["estimators.scaling"],

@@ -82,6 +82,12 @@ class LeaveOneOut:
         mean[where], var[where] = self._mean[here], self._var[here]
         return mean, var
 
+    def moments_of(self, new: Array, rows: Array, j: int, engine: LocalEngine) -> Any:
+        mean, var = self._committee.moments_of(new, rows, j, engine)
+        own = np.flatnonzero(self._owner[rows] == j)
+        mean[own], var[own] = self._mean[rows[own]], self._var[rows[own]]
+        return mean, var
+
     def coefficients(self, new: Array, rows: Array, j: int, engine: LocalEngine) -> Array:
         out = self._committee.coefficients(new, rows, j, engine)
         own = np.flatnonzero(self._owner[rows] == j)

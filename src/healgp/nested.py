@@ -14,6 +14,7 @@ work goes over pairs of experts, and BLAS does it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee
 from healgp.prediction import expert_blocks
+from healgp.routing import Centres, ask
 
 Array = np.ndarray
 
@@ -32,18 +34,26 @@ _ROWS, _BLOCK = 4096, 2**25
 _LEAST = 1e-8
 
 
+@dataclass(frozen=True)
+class Route:
+    """The most confident experts are looked for among the nearest `asked`."""
+
+    centres: Centres
+    asked: int
+
+
 def nested(
     committee: Committee, new: Array, n_nearest: int, engine: LocalEngine,
-    advance: Callable[[int], Any] = lambda rows: None,
+    route: Route | None = None, advance: Callable[[int], Any] = lambda rows: None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Latent mean and variance [n] at the rows `new` [n, D] from the n_nearest most confident
-    experts at each."""
+    experts at each, of all or of those that a route names."""
     k = min(n_nearest, committee.n_experts)
     rows = int(np.clip(_BLOCK // (k * committee.sizes.max()), 64, _ROWS))
     mean, var = np.empty((2, len(new)))
     for start in range(0, len(new), rows):
         part = slice(start, min(start + rows, len(new)))
-        mean[part], var[part] = _block(committee, new[part], k, engine)
+        mean[part], var[part] = _block(committee, new[part], k, engine, route)
         advance(part.stop - part.start)
     return mean, var
 
@@ -53,14 +63,16 @@ def combination(
 ) -> tuple[Array, Array, Array]:
     """The experts that are combined [k, n], their coefficients C⁻¹k and their latent means, both
     [n, k]."""
-    chosen, C, own, means = _covariances(committee, new, k, engine)
+    chosen, C, own, means = _covariances(committee, new, k, engine, None)
     inverse, vectors, right, scale = _solved(C, own)
     weights = np.einsum("nij,nj->ni", vectors, inverse * right) / scale
     return chosen, weights, means
 
 
-def _block(committee: Committee, new: Array, k: int, engine: LocalEngine) -> tuple[Array, Array]:
-    _, C, own, means = _covariances(committee, new, k, engine)
+def _block(
+    committee: Committee, new: Array, k: int, engine: LocalEngine, route: Route | None
+) -> tuple[Array, Array]:
+    _, C, own, means = _covariances(committee, new, k, engine, route)
     signal = committee.theta.signal_variance
     inverse, vectors, right, scale = _solved(C, own)
     left = np.einsum("nij,ni->nj", vectors, means / scale)
@@ -78,10 +90,15 @@ def _solved(C: Array, own: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _covariances(
-    committee: Committee, new: Array, k: int, engine: LocalEngine
+    committee: Committee, new: Array, k: int, engine: LocalEngine, route: Route | None
 ) -> tuple[Array, Array, Array, Array]:
     """The chosen experts [k, n], C [n, k, k], k [n, k] and M [n, k]."""
-    chosen, means, variances = _most_confident(committee, new, k, engine)
+    if route is None:
+        chosen, means, variances = _most_confident(committee, new, k, engine)
+    else:
+        near = route.centres.nearest(new, 0, route.asked, engine)
+        moments = ask(committee, new, np.arange(len(new)), near, engine)
+        chosen, means, variances = _smallest(k, near.T, *moments)
     signal, n = committee.theta.signal_variance, len(new)
     own = np.maximum(signal - variances, 1e-12 * signal)  # k_j and C_jj
     C = np.empty((n, k, k))

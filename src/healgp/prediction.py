@@ -131,6 +131,15 @@ class Sums:
             a * self.second + b * other.second,
         )
 
+    def at(self, rows: Array) -> Sums:
+        """The sums of some of the rows, where weights are normalised."""
+        scale = np.asarray(self.scale)[rows]
+        return Sums(scale, self.weight[rows], self.first[rows], self.second[rows])
+
+    def times(self, n: int) -> Sums:
+        """The sums over n experts that all say what this one does."""
+        return Sums(self.scale, n * self.weight, n * self.first, n * self.second)
+
     def finish(self, setting: Setting, prior_mean: Moment, prior_var: Moment) -> Gaussian:
         """Mean and variance of the aggregate."""
         total: Moment = self.weight if setting.normalized else 1.0

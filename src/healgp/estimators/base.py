@@ -15,16 +15,16 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from tqdm import tqdm
 
-from healgp import calibration, partition, selection, training
+from healgp import calibration, partition, routing, selection, training
 from healgp.checks import check_bool, check_number, choose
 from healgp.engines.local import LocalEngine, blas_threads, effective_n_jobs
 from healgp.estimators.scaling import Scaling
 from healgp.experts.committee import Committee
 from healgp.experts.sparse import SparseCommittee
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
-from healgp.likelihoods import Classification, Likelihood, Poisson
+from healgp.likelihoods import Classification, Gaussian, Likelihood, Poisson
 from healgp.metrics import log_density
-from healgp.nested import nested
+from healgp.nested import Route, nested
 from healgp.prediction import Prior, Setting, stream
 
 Array = np.ndarray
@@ -50,6 +50,9 @@ class ExpertGP(BaseEstimator):
         check_bool("standardize", self.standardize)
         self._setting({}, fitting=True)
         check_number("signal_variance", self.signal_variance, 0, positive=True)
+        if self.routing is not None:
+            choose("routing", self.routing, ("auto",))
+        check_number("routing_tol", self.routing_tol, 0, positive=True)
         check_number("max_iter", self.max_iter, 0, integer=True)
         effective_n_jobs(self.n_jobs)
 
@@ -155,6 +158,8 @@ class ExpertGP(BaseEstimator):
         self._calibration_rows = calibration.sample_rows(len(committee.y), committee.n_experts, rng)
         self._curves: dict[Setting, calibration.Curve] = {}
         self._rules: dict[Setting, calibration.Comparison] = {}
+        self._routes: dict[tuple[Setting, float], float] = {}
+        self._centres: routing.Centres | None = None
         self.n_experts_ = committee.n_experts
         self.lengthscales_ = theta.lengthscales
         self.signal_variance_ = theta.signal_variance
@@ -399,9 +404,14 @@ class ExpertGP(BaseEstimator):
             if not here:
                 continue
             committee, prior = self._committee_and_prior("grbcm" if is_grbcm else "", new)
-            for i, result in zip(
-                here, self._stream(committee, new, [chosen[i] for i in here], prior), strict=True
-            ):
+            some = [chosen[i] for i in here]
+            allowed = min(self._route(setting) for setting in some)
+            found = (
+                self._routed(new, some, prior, allowed)
+                if allowed > 0
+                else self._stream(committee, new, some, prior)
+            )
+            for i, result in zip(here, found, strict=True):
                 results[i] = result
         unit = self._committee.unit
         return chosen, [(unit * mean, unit**2 * var) for mean, var in results]
@@ -417,15 +427,70 @@ class ExpertGP(BaseEstimator):
             committee.prepare_once(engine)
             return stream(committee, new, settings, prior, engine, bar.update)
 
-    def _nested(self, new: Array, setting: Setting) -> tuple[Array, Array]:
+    def _routed(
+        self, new: Array, settings: list[Setting], prior: Prior, allowed: float
+    ) -> list[tuple[Array, Array]]:
         committee = self._committee
-        assert isinstance(committee, Committee)
         with (
             LocalEngine(self.n_jobs, committee.work) as engine,
             self._progress("predicting", len(new), "row") as bar,
         ):
             committee.prepare_once(engine)
-            mean, var = nested(committee, new, setting.n_nearest, engine, bar.update)
+            return routing.routed(
+                committee, new, settings, prior, self._noise(), self._where(), allowed, engine,
+                bar.update,
+            )[0]  # fmt: skip
+
+    def _where(self) -> routing.Centres:
+        if self._centres is None:
+            self._centres = routing.Centres(self._committee)
+        return self._centres
+
+    def _noise(self) -> float:
+        """The noise variance of y, where it has one beside the latent function."""
+        likelihood = getattr(self._committee, "likelihood", Gaussian())
+        return self._committee.theta.noise_variance if isinstance(likelihood, Gaussian) else 0.0
+
+    def _route(self, setting: Setting) -> float:
+        """What `routing` found for a setting: the change that it may allow, for the nested rule the
+        number of experts to ask; 0 where everyone is asked. It is worked out once."""
+        committee, key = self._committee, (setting, float(self.routing_tol))
+        if self.routing is None or not routing.has_route(setting):
+            return 0.0
+        if committee.n_experts < routing.LEAST_EXPERTS:
+            return 0.0
+        if key not in self._routes:
+            rows = self._calibration_rows
+            new = committee.inputs(rows)
+            with LocalEngine(self.n_jobs, committee.work) as engine:
+                committee.prepare_once(engine)
+                without: Any = calibration.LeaveOneOut(committee, rows, engine)
+                if setting.aggregation == "nested":
+                    found = routing.audit_nested(
+                        lambda asked: nested(
+                            without, new, setting.n_nearest, engine,
+                            None if asked is None else Route(self._where(), asked),
+                        ), setting.n_nearest, committee.n_experts, self._noise(), self.routing_tol,
+                    )  # fmt: skip
+                    self._routes[key] = float(found or 0)
+                else:
+                    prior = self._committee_and_prior("", new)[1]
+                    self._routes[key] = routing.audit(
+                        without, new, setting, prior, self._noise(), self._where(),
+                        self.routing_tol, engine,
+                    )  # fmt: skip
+        return self._routes[key]
+
+    def _nested(self, new: Array, setting: Setting) -> tuple[Array, Array]:
+        committee, asked = self._committee, int(self._route(setting))
+        assert isinstance(committee, Committee)
+        route = Route(self._where(), asked) if asked else None
+        with (
+            LocalEngine(self.n_jobs, committee.work) as engine,
+            self._progress("predicting", len(new), "row") as bar,
+        ):
+            committee.prepare_once(engine)
+            mean, var = nested(committee, new, setting.n_nearest, engine, route, bar.update)
         # every expert's noise is its own: in y-space the same combination is the best
         return mean, var + (committee.theta.noise_variance if setting.space == "y" else 0.0)
 
@@ -460,7 +525,8 @@ class ExpertGP(BaseEstimator):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        return state | {"_grbcm": None} if "_grbcm" in state else state
+        made_again = {"_grbcm": None, "_centres": None}
+        return state | made_again if "_committee" in state else state
 
 
 def _is_auto(value: Any) -> bool:

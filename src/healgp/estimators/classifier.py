@@ -64,6 +64,12 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
     max_iter : int, default=100
         Most iterations of L-BFGS-B for the kernel, and again for the inducing inputs. 0 keeps the
         starting values.
+    routing : {"auto", None}, default="auto"
+        "auto" asks, at each row, the nearest experts first, and more of them only until the answer
+        stays, where weights are a softmax or the rule is "nested" and there are 32 experts or more;
+        training rows have shown before that it agrees with asking everyone. None asks everyone.
+    routing_tol : float, default=1e-3
+        How closely it must agree, in predictive standard deviations.
     n_jobs : int or None, default=None
         Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
         depend on it.
@@ -110,6 +116,8 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         lengthscale: Any = 1.0,
         signal_variance: float = 1.0,
         max_iter: int = 100,
+        routing: str | None = "auto",
+        routing_tol: float = 1e-3,
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -128,6 +136,8 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         self.lengthscale = lengthscale
         self.signal_variance = signal_variance
         self.max_iter = max_iter
+        self.routing = routing
+        self.routing_tol = routing_tol
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose

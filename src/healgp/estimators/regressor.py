@@ -96,6 +96,12 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         until more of them would gain nothing; up to 63 experts, and where it goes on gaining, it
         ends with all. "full" trains on all from the start. For exact experts; sparse ones are
         always trained in full.
+    routing : {"auto", None}, default="auto"
+        "auto" asks, at each row, the nearest experts first, and more of them only until the answer
+        stays, where weights are a softmax or the rule is "nested" and there are 32 experts or more;
+        training rows have shown before that it agrees with asking everyone. None asks everyone.
+    routing_tol : float, default=1e-3
+        How closely it must agree, in predictive standard deviations.
     n_jobs : int or None, default=None
         Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
         depend on it, but for rounding where there are fewer experts than threads.
@@ -158,6 +164,8 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         noise_variance: float = 0.1,
         max_iter: int = 100,
         training: str = "progressive",
+        routing: str | None = "auto",
+        routing_tol: float = 1e-3,
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -181,6 +189,8 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         self.noise_variance = noise_variance
         self.max_iter = max_iter
         self.training = training
+        self.routing = routing
+        self.routing_tol = routing_tol
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose

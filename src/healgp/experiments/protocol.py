@@ -32,10 +32,13 @@ SMALL = SETS[:4]
 
 TEMPERATURES = (1, 10, 25, 50, 75, 100, 150)
 
-_SEED = dict(random_state=0)
+_SEED: dict[str, Any] = dict(random_state=0)
+#: Every expert is trained, and every expert is asked.
+_WHOLE: dict[str, Any] = dict(training="full", routing=None)
 _PAPER = dict(
-    _SEED, kernel="rbf", ard=False, aggregation="gpoe", temperature=100.0, standardize=False
-)
+    _SEED | _WHOLE, kernel="rbf", ard=False, aggregation="gpoe", temperature=100.0,
+    standardize=False,
+)  # fmt: skip
 _TABLE: dict[str, dict[str, Any]] = {
     "gpoe uniform": dict(aggregation="gpoe", weighting="uniform"),
     "rbcm entropy": dict(aggregation="rbcm", weighting="entropy"),
@@ -125,7 +128,14 @@ FITS: dict[str, Fit] = {
     "full": Fit(dict(_PAPER, points_per_expert=None), {"full": {}}, _regression),
     "ours": Fit(_SEED, {"ours": {}}, _regression),
     "mnist-experts": Fit(
-        dict(_SEED, kernel="rbf", partition="random", likelihood="robustmax", temperature=10.0),
+        dict(
+            _SEED,
+            kernel="rbf",
+            partition="random",
+            likelihood="robustmax",
+            temperature=10.0,
+            routing=None,
+        ),
         {
             "gpoe uniform": _TABLE["gpoe uniform"],
             "gpoe": {},
@@ -135,7 +145,14 @@ FITS: dict[str, Fit] = {
         _mnist,
     ),
     "mnist-svgp": Fit(
-        dict(_SEED, kernel="rbf", points_per_expert=None, n_inducing=500, likelihood="robustmax"),
+        dict(
+            _SEED,
+            kernel="rbf",
+            points_per_expert=None,
+            n_inducing=500,
+            likelihood="robustmax",
+            routing=None,
+        ),
         {"svgp": {}},
         _mnist,
     ),

@@ -204,6 +204,13 @@ class Committee:
         )  # fmt: skip
         return mean, var
 
+    def moments_of(
+        self, new: np.ndarray, rows: np.ndarray, j: int, engine: LocalEngine
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Latent means and variances of expert j at some rows of `new`."""
+        mean, var = self.moments(new[rows], j, j + 1, engine)
+        return mean[0], var[0]
+
     def leave_one_out(
         self, rows: np.ndarray, engine: LocalEngine
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -264,6 +264,13 @@ class SparseCommittee:
         shape = (last - first, len(new), *self.latent_shape)
         return mean.reshape(shape), var.reshape(shape)
 
+    def moments_of(
+        self, new: Array, rows: Array, j: int, engine: LocalEngine
+    ) -> tuple[Array, Array]:
+        """Latent means and variances of expert j at some rows of `new`."""
+        mean, var = self.moments(new[rows], j, j + 1, engine)
+        return mean[0], var[0]
+
     def prior_covariance(self, new: Array) -> Array:
         """K [n, n] of a latent function at the rows `new` [n, D]."""
         theta, XT = self.theta, np.ascontiguousarray((new / self.theta.lengthscales).T)

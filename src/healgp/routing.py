@@ -1,0 +1,238 @@
+"""Which experts are asked about a row: near ones first, and more of them until the answer stays.
+
+Weights of a softmax fall fast with an expert's distance from the row, so that few experts decide.
+They are taken in the order of distance, in inputs divided by the lengthscales: 2, 4, 6, 9, … of
+them, until the last third has changed the predictive mean and deviation by no more than a share of
+the tolerance. Those that are never asked count as experts who know nothing, with the prior's
+moments and the prior's weight, which is what they come to at a distance.
+
+There is no strict bound on what is left out, so the share is found by an audit: rows of the
+training set, each left out of its own expert, ask everyone, and the share is made smaller until all
+of them agree within the tolerance. Where that does not save half of the work, everyone is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+from healgp.aggregation import Gaussian
+from healgp.engines.local import LocalEngine
+from healgp.prediction import Prior, Setting, Sums, stream
+from healgp.weights import SCORES
+
+Array = np.ndarray
+
+#: Experts that make routing worth the audit.
+LEAST_EXPERTS = 32
+
+#: Rows that are routed at a time, numbers of a block [experts, rows], and of a block of distances.
+_ROWS, _BLOCK, _DISTANCES = 2**17, 2**22, 2**23
+
+#: Neighbours whose experts come first, and columns up to which they are looked up: beyond, a tree
+#: of the rows is no faster than going through all of them.
+_NEIGHBOURS, _TREE_COLUMNS = 8, 12
+
+#: Shares of the tolerance by which the last third of the experts asked may change the answer, and
+#: what is taken of the one that the audit accepts.
+_SHARES, _CAUTION = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001), 0.5
+
+#: Multiples of n_nearest that the nested rule asks to find the most confident.
+_MULTIPLES = (2, 4, 8, 16)
+
+
+def has_route(setting: Setting) -> bool:
+    """Whether a setting's weights leave most experts without a say."""
+    return setting.aggregation == "nested" or (
+        setting.normalized
+        and setting.weighting in SCORES
+        and setting.aggregation not in ("poe", "bcm", "grbcm")
+    )
+
+
+class Centres:
+    """Where the experts are, in inputs divided by the lengthscales: their centres, and in few
+    dimensions their rows too, for a row may lie near one of an expert whose centre is far."""
+
+    def __init__(self, committee: Any) -> None:
+        self.lengthscales = committee.theta.lengthscales
+        Z = committee.inputs(np.arange(len(committee.y))) / self.lengthscales
+        self._middle = Z.mean(axis=0)  # distances lose fewer digits near zero
+        Z -= self._middle
+        self._offsets = committee.offsets
+        self._centres = np.add.reduceat(Z, self._offsets[:-1]) / committee.sizes[:, None]
+        self._tree = cKDTree(Z) if Z.shape[1] <= _TREE_COLUMNS else None
+
+    def nearest(self, new: Array, first: int, last: int, engine: LocalEngine) -> Array:
+        """The experts at the places first … last − 1 in the order of distance, [n, last − first]
+        for the rows `new` [n, D]: those of the nearest rows, then the others by their centres."""
+        J = len(self._centres)
+        squares = (self._centres**2).sum(axis=1)
+        out = np.empty((len(new), last - first), dtype=np.int32)
+        rows = max(_DISTANCES // J, 1)
+
+        def run(start: int) -> None:
+            Z = new[start : start + rows] / self.lengthscales - self._middle
+            d = squares - 2.0 * (Z @ self._centres.T)
+            if self._tree is not None:
+                k = min(_NEIGHBOURS, self._tree.n)
+                neighbours = self._tree.query(Z, k=k)[1].reshape(len(Z), k)
+                experts = np.searchsorted(self._offsets, neighbours, side="right") - 1
+                for place in reversed(range(k)):
+                    d[np.arange(len(Z)), experts[:, place]] = place * 1e290 - 1e300
+            if last < J:
+                some = np.argpartition(d, last - 1, axis=1)[:, :last]
+                order = np.argsort(np.take_along_axis(d, some, axis=1), axis=1, kind="stable")
+                order = np.take_along_axis(some, order, axis=1)
+            else:
+                order = np.argsort(d, axis=1, kind="stable")
+            out[start : start + rows] = order[:, first:last]
+
+        engine.run(run, range(0, len(new), rows))
+        return out
+
+
+def ask(
+    committee: Any, new: Array, rows: Array, experts: Array, engine: LocalEngine
+) -> tuple[Array, Array]:
+    """Latent means and variances [k, n] at n rows of `new` [·, D] of the experts [n, k], each asked
+    once about all of its rows."""
+    n, k = experts.shape
+    mean, var = np.empty((2, k, n, *committee.latent_shape))
+    flat = experts.T.ravel()
+    order = np.argsort(flat, kind="stable")
+    ends = np.flatnonzero(np.diff(flat[order])) + 1
+
+    def run(group: Array) -> None:
+        place, row = group // n, group % n
+        mean[place, row], var[place, row] = committee.moments_of(
+            new, rows[row], int(flat[group[0]]), engine
+        )
+
+    engine.run(run, np.split(order, ends))
+    return mean, var
+
+
+def routed(
+    committee: Any, new: Array, settings: Sequence[Setting], prior: Prior, noise: float,
+    centres: Centres, allowed: float, engine: LocalEngine,
+    advance: Callable[[int], Any] = lambda rows: None,
+) -> tuple[list[Gaussian], Array]:  # fmt: skip
+    """What `prediction.stream` gives, from the experts that can matter, and how many were asked at
+    each row; `allowed` is the change by the last third of them, in predictive deviations."""
+    shape = (len(new), *committee.latent_shape)
+    results = [(np.empty(shape), np.empty(shape)) for _ in settings]
+    asked = np.empty(len(new), dtype=np.int32)
+    for start in range(0, len(new), _ROWS):
+        part = slice(start, min(start + _ROWS, len(new)))
+        _routed_block(
+            committee, new[part], settings, prior, noise, centres, allowed, engine,
+            [(mean[part], var[part]) for mean, var in results], asked[part],
+        )  # fmt: skip
+        advance(part.stop - part.start)
+    return results, asked
+
+
+def _routed_block(
+    committee: Any, new: Array, settings: Sequence[Setting], prior: Prior, noise: float,
+    centres: Centres, allowed: float, engine: LocalEngine, results: list[Gaussian], asked: Array,
+) -> None:  # fmt: skip
+    J, active = committee.n_experts, np.arange(len(new))
+    own_noise = committee.theta.noise_variance
+    totals: list[Sums] = []
+    for first, last in _rounds(J):
+        experts = centres.nearest(new[active], first, last, engine)
+        for places in _blocks(last - first, len(active)):
+            mean, var = ask(committee, new, active, experts[:, places], engine)
+            here = [_sums(s, mean, var, prior, own_noise, J) for s in settings]
+            totals = [a + b for a, b in zip(totals, here, strict=True)] if totals else here
+        change = np.zeros(len(active))
+        for setting, total, (means, variances) in zip(settings, totals, results, strict=True):
+            extra = own_noise if setting.space == "y" else 0.0
+            if last < J:
+                flat = np.zeros((1, *total.weight.shape))
+                silent = _sums(setting, flat + prior.mean, flat + prior.var, prior, own_noise, J)
+                total = total + silent.times(J - last)
+            mean, var = total.finish(setting, prior.mean, prior.var + extra)
+            if first > 0:
+                scale = noise - extra  # y-space holds its noise already
+                old = means[active], np.sqrt(variances[active] + scale)
+                change = np.maximum(change, _apart(old, (mean, np.sqrt(var + scale))))
+            means[active], variances[active] = mean, var
+        asked[active] = last
+        if first > 0:
+            left = change > allowed
+            active, totals = active[left], [total.at(left) for total in totals]
+        if not len(active):
+            return
+
+
+def _sums(setting: Setting, mean: Array, var: Array, prior: Prior, noise: float, J: int) -> Sums:
+    extra = noise if setting.space == "y" else 0.0
+    return Sums.of_block(setting, mean, var + extra, prior.mean, prior.var + extra, 1, J)
+
+
+def _apart(one: Gaussian, other: Gaussian) -> Array:
+    """How far two answers (mean, deviation) are apart at each row, in deviations of the second."""
+    apart = np.maximum(abs(one[0] - other[0]), abs(one[1] - other[1])) / other[1]
+    return apart.reshape(len(apart), -1).max(axis=1)
+
+
+def _agree(one: Gaussian, exact: Gaussian, tolerance: float) -> bool:
+    """Whether 99.9 % of the rows are within the tolerance."""
+    return bool(np.mean(_apart(one, exact) <= tolerance) >= 0.999)
+
+
+def _rounds(J: int) -> Iterator[tuple[int, int]]:
+    """2 experts, then half as many again as there are, and so on."""
+    first, last = 0, min(2, J)
+    while first < J:
+        yield first, last
+        first, last = last, min(last + max(last // 2, 2), J)
+
+
+def _blocks(places: int, rows: int) -> Iterator[slice]:
+    size = max(_BLOCK // max(rows, 1), 1)
+    return (slice(start, min(start + size, places)) for start in range(0, places, size))
+
+
+def audit(
+    committee: Any, new: Array, setting: Setting, prior: Prior, noise: float, centres: Centres,
+    tolerance: float, engine: LocalEngine,
+) -> float:  # fmt: skip
+    """The change that `routed` may allow for answers within `tolerance` of those of all experts, in
+    predictive deviations; 0 where everyone should be asked."""
+    (everyone,) = stream(committee, new, [setting], prior, engine)
+    scale = noise if setting.space == "f" else 0.0
+    exact = everyone[0], np.sqrt(everyone[1] + scale)
+    for share in _SHARES:
+        allowed = share * tolerance
+        ((mean, var),), asked = routed(
+            committee, new, [setting], prior, noise, centres, allowed, engine
+        )
+        if asked.mean() > 0.5 * committee.n_experts:
+            return 0.0
+        if _agree((mean, np.sqrt(var + scale)), exact, tolerance):
+            return _CAUTION * allowed
+    return 0.0
+
+
+def audit_nested(
+    combine: Callable[[int | None], Gaussian], n_nearest: int, n_experts: int, noise: float,
+    tolerance: float,
+) -> int | None:  # fmt: skip
+    """How many near experts the nested rule asks to find the most confident, for answers within
+    `tolerance`; None where everyone should be asked. `combine(asked)` is the rule at some rows."""
+    mean, var = combine(None)
+    exact = mean, np.sqrt(var + noise)
+    for multiple in _MULTIPLES:
+        asked = multiple * n_nearest
+        if asked > n_experts // 2:
+            return None
+        mean, var = combine(asked)
+        if _agree((mean, np.sqrt(var + noise)), exact, tolerance):
+            return asked
+    return None
