@@ -109,7 +109,12 @@ def test_moments_do_not_depend_on_threads_or_kept_factors(wave, monkeypatch):
     X, y, new = wave
     groups = np.split(np.arange(200), [40, 90, 170])
     reference = ask(make(X, y, groups), new)
-    for budget in (0, 8 * (40**2 + 50**2)):  # none kept, two kept
+    # none kept, two kept as triangles, all as triangles
+    for budget in (
+        0,
+        8 * (40 * 41 + 50 * 51) // 2,
+        8 * sum(m * (m + 1) for m in (40, 50, 80, 30)) // 2,
+    ):
         monkeypatch.setattr(committee_module, "FACTOR_BYTES", budget)
         for n_jobs in (1, 2, 3):
             for ours, expected in zip(ask(make(X, y, groups), new, n_jobs), reference, strict=True):

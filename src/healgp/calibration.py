@@ -24,8 +24,9 @@ GRID = np.geomspace(0.3, 10_000.0, 37)
 INDIFFERENT = 100.0
 
 #: Training rows that the temperature is chosen on: as many as this product with the number of
-#: experts allows, within the bounds.
-_WORK, _ROWS = 2_000_000, (200, 2000)
+#: experts allows, within the bounds; with several latent functions, whose predictions cost more, at
+#: most the last.
+_WORK, _ROWS, _ROWS_OF_CLASSES = 2_000_000, (200, 2000), 500
 
 #: The gain in NLPD that makes up for the nested rule's cost; a standard error is added to it.
 _RULE_GAIN = 0.002
@@ -56,9 +57,11 @@ def has_temperature(setting: Setting) -> bool:
     return setting.aggregation not in ("poe", "bcm", "nested") and setting.weighting in SCORES
 
 
-def sample_rows(N: int, n_experts: int, rng: np.random.Generator) -> Array:
+def sample_rows(N: int, n_experts: int, n_latent: int, rng: np.random.Generator) -> Array:
     """The training rows to choose on."""
     n = int(np.clip(_WORK // n_experts, *_ROWS))
+    if n_latent > 1:
+        n = min(n, _ROWS_OF_CLASSES)
     return np.sort(rng.choice(N, min(n, N), replace=False))
 
 

@@ -30,7 +30,7 @@ Array = np.ndarray
 LEAST_EXPERTS = 32
 
 #: Rows that are routed at a time, numbers of a block [experts, rows], and of a block of distances.
-_ROWS, _BLOCK, _DISTANCES = 2**17, 2**22, 2**23
+_ROWS, _BLOCK, _DISTANCES = 2**17, 2**20, 2**19
 
 #: Neighbours whose experts come first, and columns up to which they are looked up: beyond, a tree
 #: of the rows is no faster than going through all of them.

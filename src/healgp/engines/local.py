@@ -127,6 +127,20 @@ def _in_dask_task() -> bool:
     return True
 
 
+def memory() -> float:
+    """Bytes that this machine has, or that this process may use if that is less."""
+    found = 8.0 * 2**30  # where the system does not say
+    if hasattr(os, "sysconf"):
+        found = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path, encoding="ascii") as file:
+                found = min(found, float(file.read()))
+        except (OSError, ValueError):  # no such group, or no limit ("max")
+            pass
+    return found
+
+
 class LocalEngine:
     """A thread pool for as long as the `with` block lasts, with BLAS held to one thread meanwhile.
 

@@ -3,6 +3,7 @@ new rows to aggregated latent functions."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 from healgp import calibration, partition, routing, selection, training
 from healgp.checks import check_bool, check_number, choose
-from healgp.engines.local import LocalEngine, blas_threads, effective_n_jobs
+from healgp.engines.local import LocalEngine, blas_threads, effective_n_jobs, memory
 from healgp.estimators.scaling import Scaling
 from healgp.experts.committee import Committee
 from healgp.experts.sparse import SparseCommittee
@@ -28,6 +29,9 @@ from healgp.nested import Route, nested
 from healgp.prediction import Prior, Setting, stream
 
 Array = np.ndarray
+
+#: Of the memory budget, the share for factors; the rest is for the rows that are predicted.
+_FACTOR_SHARE = 0.8
 
 
 class ExpertGP(BaseEstimator):
@@ -52,6 +56,8 @@ class ExpertGP(BaseEstimator):
         check_number("signal_variance", self.signal_variance, 0, positive=True)
         if self.routing is not None:
             choose("routing", self.routing, ("auto",))
+        if self.memory_budget is not None:
+            check_number("memory_budget", self.memory_budget, 0)
         check_number("routing_tol", self.routing_tol, 0, positive=True)
         check_number("max_iter", self.max_iter, 0, integer=True)
         effective_n_jobs(self.n_jobs)
@@ -139,7 +145,7 @@ class ExpertGP(BaseEstimator):
                 )  # fmt: skip
                 bar.total = bar.n
             committee.theta, committee.likelihood = trained.theta, trained.likelihood
-            committee.Z = trained.Z
+            committee.Z, committee.factor_bytes = trained.Z, self._factor_bytes()
             elbo = committee.prepare(engine)
         return committee, n_iter, elbo
 
@@ -155,7 +161,9 @@ class ExpertGP(BaseEstimator):
         self._scaling, self._committee = scaling, committee
         self._communication = communication
         self._grbcm: tuple[Committee, Committee, Array, Array] | None = None
-        self._calibration_rows = calibration.sample_rows(len(committee.y), committee.n_experts, rng)
+        self._calibration_rows = calibration.sample_rows(
+            len(committee.y), committee.n_experts, math.prod(committee.latent_shape), rng
+        )
         self._curves: dict[Setting, calibration.Curve] = {}
         self._rules: dict[Setting, calibration.Comparison] = {}
         self._routes: dict[tuple[Setting, float], float] = {}
@@ -168,6 +176,11 @@ class ExpertGP(BaseEstimator):
         self.kernel_ = committee.kernel
         if committee.kernel in SHAPE_NAMES:
             setattr(self, SHAPE_NAMES[committee.kernel] + "_", theta.shape)
+
+    def _factor_bytes(self) -> float:
+        """What the experts' factors may take of the memory budget."""
+        budget = self.memory_budget
+        return _FACTOR_SHARE * (memory() / 4 if budget is None else float(budget))
 
     def _progress(self, what: str, total: int, unit: str) -> tqdm:
         return tqdm(total=total, desc=what, unit=unit, disable=not self.verbose)

@@ -47,10 +47,10 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
     weighting : {"ones", "uniform", "entropy", "softmax_variance", "softmax_entropy", \
             "softmax_wasserstein"}, default="softmax_variance"
         The experts' weights (see `healgp.weights`); "poe" and "bcm" always use ones.
-    temperature : float, default=20.0
+    temperature : float or "auto", default="auto"
         Multiplies the score in the softmax: larger is sparser. In units of the prior deviation of
-        the latent functions. 20 was chosen on training images of MNIST: fitted on 20,000 of them
-        it predicted others best, or nearly, among 3 to 300.
+        the latent functions. "auto" takes what predicts a sample of training rows best, each
+        without what it says to its own expert (the cavity; see `healgp.calibration`).
     normalize_weights : bool or None, default=None
         Whether weights add up to one. None: always for "gpoe" and the barycenters and for every
         softmax, never for "ones" and "entropy" in the other rules.
@@ -70,6 +70,11 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         training rows have shown before that it agrees with asking everyone. None asks everyone.
     routing_tol : float, default=1e-3
         How closely it must agree, in predictive standard deviations.
+    memory_budget : float or None, default=None
+        Bytes that what is kept for predictions may take beside the rows themselves; None is a
+        quarter of the machine's memory. Experts' factors are kept whole, else as triangles, and
+        what does not fit is made again at each prediction, which is slower. Predictions are the
+        same.
     n_jobs : int or None, default=None
         Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
         depend on it.
@@ -109,7 +114,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         ard: bool = True,
         aggregation: str = "gpoe",
         weighting: str = "softmax_variance",
-        temperature: float = 20.0,
+        temperature: float | str = "auto",
         normalize_weights: bool | None = None,
         likelihood: str = "auto",
         standardize: bool = True,
@@ -118,6 +123,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         max_iter: int = 100,
         routing: str | None = "auto",
         routing_tol: float = 1e-3,
+        memory_budget: float | None = None,
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -138,6 +144,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         self.max_iter = max_iter
         self.routing = routing
         self.routing_tol = routing_tol
+        self.memory_budget = memory_budget
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose

@@ -102,6 +102,11 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         training rows have shown before that it agrees with asking everyone. None asks everyone.
     routing_tol : float, default=1e-3
         How closely it must agree, in predictive standard deviations.
+    memory_budget : float or None, default=None
+        Bytes that what is kept for predictions may take beside the rows themselves; None is a
+        quarter of the machine's memory. Experts' factors are kept whole, else as triangles, and
+        what does not fit is made again at each prediction, which is slower. Predictions are the
+        same.
     n_jobs : int or None, default=None
         Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
         depend on it, but for rounding where there are fewer experts than threads.
@@ -166,6 +171,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         training: str = "progressive",
         routing: str | None = "auto",
         routing_tol: float = 1e-3,
+        memory_budget: float | None = None,
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -191,6 +197,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         self.training = training
         self.routing = routing
         self.routing_tol = routing_tol
+        self.memory_budget = memory_budget
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
@@ -282,7 +289,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
             else:
                 found = training.train_progressively(committee, *limits, rng, engine, report)
             bar.total = bar.n  # converged: the bar is full
-            committee.theta = found.theta
+            committee.theta, committee.factor_bytes = found.theta, self._factor_bytes()
             log_likelihood = committee.prepare(engine)
         self._store(committee, scaling, rng, communication)
         self.kernel_scores_ = chosen.scores

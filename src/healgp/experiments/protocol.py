@@ -151,6 +151,7 @@ FITS: dict[str, Fit] = {
             points_per_expert=None,
             n_inducing=500,
             likelihood="robustmax",
+            temperature=10.0,
             routing=None,
         ),
         {"svgp": {}},
@@ -196,7 +197,7 @@ def parameters_of(fit: str, name: str) -> dict[str, Any]:
         return {}
     estimator = ExpertGPClassifier if FITS[fit].run is _mnist else ExpertGPRegressor
     parameters = estimator(**given(fit, name)).get_params()
-    for ignored in ("verbose", "n_jobs"):
+    for ignored in ("verbose", "n_jobs", "memory_budget"):
         del parameters[ignored]
     return parameters | {"seeds": seeds_of(fit, name)}
 

@@ -13,7 +13,7 @@ from healgp.experts import exact, stages
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
 from healgp.linalg import JITTER
 
-#: Bytes of Cholesky factors that a committee keeps; those beyond it are made again when asked.
+#: Bytes of Cholesky factors that a committee keeps unless it is told otherwise.
 FACTOR_BYTES = 2**30
 
 #: Σ (m + 30)³ of the experts that one task takes at least: one or two milliseconds.
@@ -34,7 +34,8 @@ class Committee:
     kernel: str
     theta: Hyperparameters
     alpha: np.ndarray | None = field(default=None, repr=False)  # [N], K⁻¹y of each expert
-    _factors: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
+    factor_bytes: float | None = None
+    _factors: tuple[np.ndarray, np.ndarray, bool] | None = field(default=None, repr=False)
 
     @classmethod
     def from_groups(
@@ -62,12 +63,10 @@ class Committee:
         order = np.concatenate(augmented)
         place = np.empty(len(y), dtype=np.intp)
         place[order] = np.arange(len(order))
-        return (
-            Committee.from_groups(X, y, augmented, self.kernel, self.theta),
-            Committee.from_groups(X, y, [chosen], self.kernel, self.theta),
-            np.array(left),
-            place,
-        )
+        both = Committee.from_groups(X, y, augmented, self.kernel, self.theta)
+        both.factor_bytes = self.factor_bytes
+        alone = Committee.from_groups(X, y, [chosen], self.kernel, self.theta)
+        return both, alone, np.array(left), place
 
     def subset(self, experts: np.ndarray) -> Committee:
         """Some of the experts, not prepared."""
@@ -154,13 +153,18 @@ class Committee:
         return float(total[0]), total[1:]
 
     def prepare(self, engine: LocalEngine) -> float:
-        """Works out α and, as far as memory allows, the factors. Returns Σ_j log p_j."""
+        """Works out α and, as far as memory allows, the factors: whole, else packed as triangles,
+        and of those that do not fit as triangles none, they are made again when asked. Returns
+        Σ_j log p_j."""
         m, D, shaped = int(self.sizes.max()), len(self.XT), self.kernel in SHAPE_NAMES
-        squares = self.sizes.astype(np.int64) ** 2
-        ends = np.cumsum(squares)
-        kept = ends * 8 <= FACTOR_BYTES
-        where = np.where(kept, ends - squares, -1)
-        factors = np.empty(int(squares[kept].sum()))
+        n = self.sizes.astype(np.int64)
+        room = (FACTOR_BYTES if self.factor_bytes is None else self.factor_bytes) / 8
+        packed = bool((n * n).sum() > room)
+        each = n * (n + 1) // 2 if packed else n * n
+        ends = np.cumsum(each)
+        kept = ends <= room
+        where = np.where(kept, ends - each, -1)
+        factors = np.empty(int(each[kept].sum()))
         alpha, log_likelihood = np.empty(len(self.y)), np.empty(self.n_experts)
         head = self._arguments(self.theta)
 
@@ -168,12 +172,12 @@ class Committee:
             A, _, _, Z, _, r2, phi = engine.scratch(*exact.scratch_sizes(m, D, shaped))
             exact.factorize(
                 *head, self.XT, self.y, self.offsets, experts, A, Z, r2, phi,
-                alpha, factors, where, log_likelihood,
+                alpha, factors, where, packed, log_likelihood,
             )  # fmt: skip
 
         engine.run(run, self._tasks)
         self._check(log_likelihood, self.theta)
-        self.alpha, self._factors = alpha, (factors, where)
+        self.alpha, self._factors = alpha, (factors, where, packed)
         return float(log_likelihood.sum())
 
     def prepare_once(self, engine: LocalEngine) -> None:
@@ -191,15 +195,15 @@ class Committee:
         if self.alpha is None or self._factors is None:
             raise RuntimeError("prepare() comes before moments()")
         m, D = int(self.sizes.max()), len(self.XT)
-        factors, where = self._factors
+        factors, where, packed = self._factors
         mean, var = np.empty((2, last - first, len(new)))
-        again = m * m if where.min() < 0 else 0
+        again = m * m if packed else 0
         wide = m + exact.PAD
         A, Z, scaled, V, r2, phi = engine.scratch(
             again, D * wide, D * exact.ROWS, m * exact.ROWS, max(wide, exact.ROWS), wide
         )
         exact.moments(
-            *self._arguments(self.theta), self.XT, self.offsets, self.alpha, factors, where,
+            *self._arguments(self.theta), self.XT, self.offsets, self.alpha, factors, where, packed,
             first, last, np.ascontiguousarray(new.T), A, Z, scaled, V, r2, phi, mean, var,
         )  # fmt: skip
         return mean, var
@@ -234,17 +238,17 @@ class Committee:
         thread."""
         if self.alpha is None or self._factors is None:
             raise RuntimeError("prepare() comes before without()")
-        factors, where = self._factors
+        factors, where, packed = self._factors
         m, D = int(self.sizes.max()), len(self.XT)
         wide = m + exact.PAD
         A, Z, V, r2, phi = engine.scratch(
-            m * m if where[j] < 0 else 0, D * wide, m * exact.ROWS, wide, wide
+            m * m if packed else 0, D * wide, m * exact.ROWS, wide, wide
         )
         mean, var = np.empty((2, len(rows)))
         out = np.empty((len(rows) if coefficients else 0, self.sizes[j]))
         exact.leave_one_out(
             *self._arguments(self.theta), self.XT, self.y, self.offsets, self.alpha, factors, where,
-            j, rows, A, Z, V, r2, phi, mean, var, out,
+            packed, j, rows, A, Z, V, r2, phi, mean, var, out,
         )  # fmt: skip
         return mean, var, out
 
@@ -255,16 +259,16 @@ class Committee:
         combines its y with; in the calling thread."""
         if self._factors is None:
             raise RuntimeError("prepare() comes before coefficients()")
-        factors, where = self._factors
+        factors, where, packed = self._factors
         m, D = int(self.sizes.max()), len(self.XT)
         wide = m + exact.PAD
         A, Z, scaled, V, r2, phi = engine.scratch(
-            m * m if where[j] < 0 else 0, D * wide, D * exact.ROWS, m * exact.ROWS,
+            m * m if packed else 0, D * wide, D * exact.ROWS, m * exact.ROWS,
             max(wide, exact.ROWS), wide,
         )  # fmt: skip
         out = np.empty((len(rows), self.sizes[j]))
         exact.coefficients(
-            *self._arguments(self.theta), self.XT, self.offsets, factors, where, j,
+            *self._arguments(self.theta), self.XT, self.offsets, factors, where, packed, j,
             np.ascontiguousarray(new[rows].T), A, Z, scaled, V, r2, phi, out,
         )  # fmt: skip
         return out

@@ -153,12 +153,31 @@ def objective(
 
 
 @_JIT
+def _pack(U, m, out):
+    """The upper triangle of U [m, m], row after row."""
+    place = 0
+    for i in range(m):
+        n = m - i
+        out[place : place + n] = U[i * m + i : i * m + m]
+        place += n
+
+
+@_JIT
+def _unpack(packed, m, U):
+    place = 0
+    for i in range(m):
+        n = m - i
+        U[i * m + i : i * m + m] = packed[place : place + n]
+        place += n
+
+
+@_JIT
 def factorize(
     kernel, shape, signal, noise, lengthscales, XT, y, offsets, experts,
-    A, Zflat, r2, phi, alpha, factors, factor_offsets, log_likelihood,
+    A, Zflat, r2, phi, alpha, factors, factor_offsets, packed, log_likelihood,
 ):  # fmt: skip
     """α = K⁻¹y of each expert into alpha, its log marginal likelihood (NaN on failure), and its
-    factor U into factors where there is room for it (factor_offsets[j] ≥ 0)."""
+    factor U into factors where there is room for it (factor_offsets[j] ≥ 0), whole or packed."""
     D = XT.shape[0]
     for j in experts:
         start = offsets[j]
@@ -166,7 +185,7 @@ def factorize(
         Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
         _scale(XT, start, m, lengthscales, Z)
         U = A
-        if factor_offsets[j] >= 0:
+        if factor_offsets[j] >= 0 and not packed:
             U = factors[factor_offsets[j] : factor_offsets[j] + m * m]
         if not _factorize(kernel, shape, signal, noise, Z, m, U, A[:0], A[:0], r2, phi):
             log_likelihood[j] = np.nan
@@ -178,6 +197,8 @@ def factorize(
         for i in range(m):
             value -= 0.5 * a[i] * y[start + i] + np.log(U[i * m + i])
         log_likelihood[j] = value
+        if factor_offsets[j] >= 0 and packed:
+            _pack(U, m, factors[factor_offsets[j] :])
 
 
 @_CONTRACT
@@ -207,22 +228,26 @@ def _moments(kernel, shape, signal, Z, m, alpha, U, new, n, V, r2, mean, var):
 
 @_JIT
 def _prepared(
-    kernel, shape, signal, noise, lengthscales, XT, start, m, factors, where, A, Zflat, r2, phi
-):
+    kernel, shape, signal, noise, lengthscales, XT, start, m, factors, where, packed, A, Zflat, r2,
+    phi,
+):  # fmt: skip
     """The scaled rows Z of the expert that starts at `start`, and its factor U: the one that is
-    kept at factors[where], or made again in A."""
+    kept at factors[where], unpacked into A, or made again in A."""
     D = XT.shape[0]
     Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
     _scale(XT, start, m, lengthscales, Z)
-    if where >= 0:
+    if where >= 0 and not packed:
         return Z, factors[where : where + m * m]
-    _factorize(kernel, shape, signal, noise, Z, m, A, A[:0], A[:0], r2, phi)
+    if where >= 0:
+        _unpack(factors[where:], m, A)
+    else:
+        _factorize(kernel, shape, signal, noise, Z, m, A, A[:0], A[:0], r2, phi)
     return Z, A[: m * m]
 
 
 @_JIT
 def moments(
-    kernel, shape, signal, noise, lengthscales, XT, offsets, alpha, factors, factor_offsets,
+    kernel, shape, signal, noise, lengthscales, XT, offsets, alpha, factors, factor_offsets, packed,
     first, last, new, A, Zflat, scaled, V, r2, phi, mean, var,
 ):  # fmt: skip
     """Latent mean and variance of the experts first … last − 1 at the rows `new` [D, n], into mean
@@ -236,7 +261,7 @@ def moments(
         m = offsets[j + 1] - start
         Z, U = _prepared(
             kernel, shape, signal, noise, lengthscales, XT, start, m, factors, factor_offsets[j],
-            A, Zflat, r2, phi,
+            packed, A, Zflat, r2, phi,
         )  # fmt: skip
         for begin in range(0, n, ROWS):
             rows = min(ROWS, n - begin)
@@ -251,7 +276,7 @@ def moments(
 @_JIT
 def leave_one_out(
     kernel, shape, signal, noise, lengthscales, XT, y, offsets, alpha, factors, factor_offsets,
-    expert, rows, A, Zflat, V, r2, phi, mean, var, out,
+    packed, expert, rows, A, Zflat, V, r2, phi, mean, var, out,
 ):  # fmt: skip
     """Latent mean and variance of one expert at some of its own rows, each without that row
     (Rasmussen & Williams 2006, equations 5.10 to 5.12; K with noise):
@@ -265,7 +290,7 @@ def leave_one_out(
     m = offsets[expert + 1] - start
     _, U = _prepared(
         kernel, shape, signal, noise, lengthscales, XT, start, m, factors, factor_offsets[expert],
-        A, Zflat, r2, phi,
+        packed, A, Zflat, r2, phi,
     )  # fmt: skip
     for begin in range(0, len(rows), ROWS):
         n = min(ROWS, len(rows) - begin)
@@ -287,7 +312,7 @@ def leave_one_out(
 
 @_CONTRACT
 def coefficients(
-    kernel, shape, signal, noise, lengthscales, XT, offsets, factors, factor_offsets,
+    kernel, shape, signal, noise, lengthscales, XT, offsets, factors, factor_offsets, packed,
     expert, new, A, Zflat, scaled, V, r2, phi, out,
 ):  # fmt: skip
     """(K + σ_y²I)⁻¹k* of one expert at the rows `new` [D, n], into out [n, m]: what its latent mean
@@ -297,7 +322,7 @@ def coefficients(
     m = offsets[expert + 1] - start
     Z, U = _prepared(
         kernel, shape, signal, noise, lengthscales, XT, start, m, factors, factor_offsets[expert],
-        A, Zflat, r2, phi,
+        packed, A, Zflat, r2, phi,
     )  # fmt: skip
     point = np.empty(D)
     for begin in range(0, n, ROWS):

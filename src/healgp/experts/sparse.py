@@ -46,6 +46,7 @@ class SparseCommittee:
     Z: Array  # [ΣM, D]
     z_offsets: Array  # [J + 1]
     sites: Sites  # [N, C] each
+    factor_bytes: float | None = None
     _states: list[tuple[Frame, Posterior] | None] = field(default_factory=list, repr=False)
 
     @classmethod
@@ -113,7 +114,8 @@ class SparseCommittee:
     def _kept(self) -> Array:
         """Which experts' posteriors are kept in memory."""
         squares = np.diff(self.z_offsets).astype(np.int64) ** 2
-        return np.cumsum((self.likelihood.n_latent + 1) * squares * 8) <= FACTOR_BYTES
+        room = FACTOR_BYTES if self.factor_bytes is None else self.factor_bytes
+        return np.cumsum((self.likelihood.n_latent + 3) * squares * 8) <= room
 
     def _inducing(self, Z: Array, j: int) -> Array:
         return Z[self.z_offsets[j] : self.z_offsets[j + 1]]
