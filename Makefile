@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow check bench choices reproduce clean
+.PHONY: demo test test-slow check bench bench-scale choices reproduce clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m healgp.demo
@@ -22,6 +22,9 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-scale: $(INSTALLED)
+	$(BIN)/python benchmarks/large.py $(ARGS)
 
 choices: $(INSTALLED)
 	$(BIN)/python benchmarks/choices.py $(ARGS)

@@ -268,7 +268,7 @@ def test_posteriors_that_do_not_fit_in_memory_are_made_again(rng, monkeypatch):
     with LocalEngine(1, mine.work) as engine:
         mine.prepare(engine)
         kept = mine.moments(X, 0, 4, engine)
-        monkeypatch.setattr(sparse_module, "FACTOR_BYTES", 2 * 2 * 8 * 8 * 8)
+        monkeypatch.setattr(sparse_module, "FACTOR_BYTES", 2 * 4 * 8 * 8 * 8)
         mine.prepare(engine)
         assert [state is None for state in mine._states] == [False, False, True, True]
         for a, b in zip(kept, mine.moments(X, 0, 4, engine), strict=True):

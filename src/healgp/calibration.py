@@ -28,7 +28,7 @@ INDIFFERENT = 100.0
 #: most the last.
 _WORK, _ROWS, _ROWS_OF_CLASSES = 2_000_000, (200, 2000), 500
 
-#: The gain in NLPD that makes up for the nested rule's cost; a standard error is added to it.
+#: The gain in NLPD that makes up for the nested rule's cost.
 _RULE_GAIN = 0.002
 
 #: A curve whose range is below this has no minimum worth the name.
@@ -114,7 +114,7 @@ def curve(
 @dataclass(frozen=True)
 class Comparison:
     """NLPD of two rules at the same rows, and the one to take: the first, unless the second, which
-    costs more, gains enough to be believed and to be worth it."""
+    costs more, gains enough to be worth it."""
 
     scores: dict[str, float]
     chosen: str
@@ -122,7 +122,5 @@ class Comparison:
     @classmethod
     def of(cls, first: str, one: Array, second: str, other: Array) -> Comparison:
         """From the log densities of each row."""
-        gain = other - one
-        error = gain.std() / np.sqrt(len(gain))
         scores = {first: float(-one.mean()), second: float(-other.mean())}
-        return cls(scores, second if gain.mean() > _RULE_GAIN + error else first)
+        return cls(scores, second if scores[first] - scores[second] > _RULE_GAIN else first)

@@ -38,10 +38,13 @@ _NEIGHBOURS, _TREE_COLUMNS = 8, 12
 
 #: Shares of the tolerance by which the last third of the experts asked may change the answer, and
 #: what is taken of the one that the audit accepts.
-_SHARES, _CAUTION = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001), 0.5
+_SHARES, _CAUTION = (0.1, 0.01, 0.001), 0.5
 
 #: Multiples of n_nearest that the nested rule asks to find the most confident.
 _MULTIPLES = (2, 4, 8, 16)
+
+#: Rows of an audit at most, and for the nested rule, which costs more.
+AUDITED, AUDITED_NESTED = 1000, 300
 
 
 def has_route(setting: Setting) -> bool:
@@ -226,11 +229,13 @@ def audit_nested(
 ) -> int | None:  # fmt: skip
     """How many near experts the nested rule asks to find the most confident, for answers within
     `tolerance`; None where everyone should be asked. `combine(asked)` is the rule at some rows."""
+    if _MULTIPLES[0] * n_nearest > n_experts // 4:
+        return None
     mean, var = combine(None)
     exact = mean, np.sqrt(var + noise)
     for multiple in _MULTIPLES:
         asked = multiple * n_nearest
-        if asked > n_experts // 2:
+        if asked > n_experts // 4:  # most of its cost lies elsewhere
             return None
         mean, var = combine(asked)
         if _agree((mean, np.sqrt(var + noise)), exact, tolerance):

@@ -473,12 +473,15 @@ class ExpertGP(BaseEstimator):
         if committee.n_experts < routing.LEAST_EXPERTS:
             return 0.0
         if key not in self._routes:
+            is_nested = setting.aggregation == "nested"
+            limit = routing.AUDITED_NESTED if is_nested else routing.AUDITED
             rows = self._calibration_rows
+            rows = rows[:: -(-len(rows) // limit)]
             new = committee.inputs(rows)
             with LocalEngine(self.n_jobs, committee.work) as engine:
                 committee.prepare_once(engine)
                 without: Any = calibration.LeaveOneOut(committee, rows, engine)
-                if setting.aggregation == "nested":
+                if is_nested:
                     found = routing.audit_nested(
                         lambda asked: nested(
                             without, new, setting.n_nearest, engine,

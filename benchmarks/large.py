@@ -1,0 +1,129 @@
+"""`make bench-scale`: what many experts cost, as ratios in one run; docs/scale.md.
+
+`make bench-scale ARGS="--only routed"` runs one part; the others stay as they were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from healgp import ExpertGPRegressor, datasets, metrics
+from healgp.experiments.cells import write
+from timing import machine, table
+
+DOCS = Path(__file__).parent.parent / "docs"
+KEPT = Path("results/scale")
+
+#: Rows that are predicted at most: asking everyone takes long.
+_ROWS = 10_000
+
+
+def timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    return run(), time.perf_counter() - start
+
+
+def fitted(X, y, **parameters) -> tuple[Any, float]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return timed(lambda: ExpertGPRegressor(random_state=0, **parameters).fit(X, y))
+
+
+def routed() -> str:
+    rows = []
+    paper = dict(kernel="rbf", aggregation="gpoe", temperature=100.0)
+    for data in ("kin40k", "protein", "airline"):
+        X, new, y, _ = datasets.load(data, 0, standardize=True)
+        new = new[:_ROWS]
+        for name, parameters in (("defaults", {}), ("gPoE, T = 100, rbf", paper)):
+            model, _ = fitted(X, y, **parameters)
+            model.predict(new[:10])  # the audit is part of the first prediction
+            near, fast = timed(lambda: model.predict(new, return_std=True))  # noqa: B023
+            model.set_params(routing=None)
+            all_, slow = timed(lambda: model.predict(new, return_std=True))  # noqa: B023
+            apart = np.maximum(abs(near[0] - all_[0]), abs(near[1] - all_[1])) / all_[1]
+            rows.append([
+                data, name, model.aggregation_, model.n_experts_, f"{slow:.1f}", f"{fast:.1f}",
+                f"**{slow / fast:.1f}**", f"{np.mean(apart <= 1e-3):.2%}", f"{apart.max():.1e}",
+            ])  # fmt: skip
+            print(rows[-1], flush=True)
+    head = ["", "setting", "rule", "experts", "everyone, s", "routed, s", "times faster",
+            "within 0.001 std", "largest, in std"]  # fmt: skip
+    return f"{_ROWS:,} test rows at most, 500 rows per expert.\n\n" + table(head, rows)
+
+
+def growth() -> str:
+    """µs per row against the number of experts, hyperparameters given."""
+    rng, rows = np.random.default_rng(0), []
+    for J in (100, 300, 1000, 3000, 5000):
+        X = rng.uniform(-3, 3, (100 * J, 3))
+        y = np.sin(2 * X[:, 0]) * np.cos(X[:, 1]) + 0.1 * rng.standard_normal(len(X))
+        new = rng.uniform(-3, 3, (_ROWS, 3))
+        model, _ = fitted(
+            X, y, points_per_expert=100, kernel="rbf", partition_metric="plain", max_iter=0,
+            lengthscale=0.5, noise_variance=0.02, aggregation="gpoe", temperature=100.0,
+        )  # fmt: skip
+        _, audit = timed(lambda: model.predict(new[:1]))  # noqa: B023
+        _, fast = timed(lambda: model.predict(new))  # noqa: B023
+        some = new[: max(200_000 // J, 100)]
+        model.set_params(routing=None)
+        _, slow = timed(lambda: model.predict(some))  # noqa: B023
+        rows.append([J, f"{1e6 * fast / len(new):.0f}", f"{1e6 * slow / len(some):.0f}",
+                     f"{audit:.1f}"])  # fmt: skip
+        print(rows[-1], flush=True)
+    head = ["experts", "routed, µs per row", "everyone, µs per row", "first prediction, s"]
+    return "Experts of 100 rows in three dimensions, gPoE at T = 100.\n\n" + table(head, rows)
+
+
+def progressive() -> str:
+    rows = []
+    X, new, y, target = datasets.load("airline", 0, standardize=True)
+    new, target = new[:_ROWS], target[:_ROWS]
+    seconds = {}
+    for training in ("progressive", "full"):
+        model, seconds[training] = fitted(
+            X, y, training=training, kernel="matern32", points_per_expert=200, aggregation="gpoe",
+            temperature=100.0,
+        )  # fmt: skip
+        nlpd = metrics.nlpd(target, *model.predict(new, return_std=True))
+        rows.append([training, model.n_experts_, f"{seconds[training]:.0f}", model.n_iter_,
+                     f"{model.log_marginal_likelihood_ / len(y):.4f}", f"{nlpd:.4f}"])  # fmt: skip
+        print(rows[-1], flush=True)
+    head = ["training", "experts", "fit, s", "iterations", "log p per row", "NLPD"]
+    ratio = seconds["full"] / seconds["progressive"]
+    return table(head, rows) + f"\nThe whole fit is **{ratio:.1f} times** faster.\n"
+
+
+PARTS = {
+    "routed": ("Asking near experts against asking everyone", routed),
+    "growth": ("Cost of a row against the number of experts", growth),
+    "progressive": ("Progressive against full training, airline", progressive),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=list(PARTS), help="one part")
+    options = parser.parse_args()
+    fitted(*datasets.robot_arm(500), points_per_expert=100)
+    for name, (_, run) in PARTS.items():
+        if options.only in (None, name):
+            write(KEPT / f"{name}.md", run())
+    parts = [f"# Scale\n\nMade by `make bench-scale` on {machine()}.\n"]
+    for name, (title, _) in PARTS.items():
+        path = KEPT / f"{name}.md"
+        if path.is_file():
+            parts += [f"## {title}\n", path.read_text(encoding="utf-8")]
+    write(DOCS / "scale.md", "\n".join(parts))
+    print(f"Written to {DOCS / 'scale.md'}")
+
+
+if __name__ == "__main__":
+    main()
