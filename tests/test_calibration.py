@@ -9,6 +9,7 @@ from healgp.experts.committee import Committee
 from healgp.experts.sparse import SparseCommittee
 from healgp.kernels import KERNELS, Hyperparameters
 from healgp.likelihoods import Gaussian
+from healgp.nested import nested
 from healgp.prediction import Setting
 
 THETA = Hyperparameters(np.array([0.7, 1.5]), 1.3, 0.2, 0.8)
@@ -48,6 +49,20 @@ def test_exact_experts_without_a_row(kernel, keep, rows, monkeypatch):
         mean, _, a = committee.without(np.array([30, 26]), 2, engine, True)
         np.testing.assert_allclose(a @ y[26:], mean, rtol=1e-9)
         assert a[0, 4] == a[1, 0] == 0.0
+
+
+def test_nested_without_a_row_in_several_blocks(rows, monkeypatch):
+    X, y = rows
+    committee = Committee.from_groups(X, y, GROUPS, "rbf", THETA)
+    asked, answers = np.arange(0, 60, 3), []
+    with LocalEngine(1, committee.work) as engine:
+        committee.prepare(engine)
+        without = calibration.LeaveOneOut(committee, asked, engine)
+        for limit in (4096, 7):
+            monkeypatch.setattr("healgp.nested._ROWS", limit)
+            monkeypatch.setattr("healgp.nested._LEAST_ROWS", 1)
+            answers.append(nested(without, X[asked], 2, engine))
+    np.testing.assert_allclose(answers[0], answers[1], rtol=1e-9)
 
 
 def test_sparse_experts_without_a_row(rows):

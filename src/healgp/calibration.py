@@ -7,6 +7,7 @@ log predictive density is compared over a grid of temperatures, which are aggreg
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,7 +68,7 @@ def sample_rows(N: int, n_experts: int, n_latent: int, rng: np.random.Generator)
 
 class LeaveOneOut:
     """A committee (exact or sparse) that is asked about some of its own rows: a row's own expert
-    answers without it. For `stream` and `nested`, which must ask about all of them at once."""
+    answers without it. Whoever asks about a part of them asks `at` that part."""
 
     def __init__(self, committee: Any, rows: Array, engine: LocalEngine) -> None:
         if len(rows) > BLOCK:
@@ -75,7 +76,16 @@ class LeaveOneOut:
         self._committee, self._rows = committee, rows
         self._owner, self._mean, self._var = committee.leave_one_out(rows, engine)
 
+    def at(self, part: slice) -> LeaveOneOut:
+        """The same for a part of the rows."""
+        some = copy.copy(self)
+        some._rows, some._owner = self._rows[part], self._owner[part]
+        some._mean, some._var = self._mean[part], self._var[part]
+        return some
+
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # not while it is being copied
+            raise AttributeError(name)
         return getattr(self._committee, name)
 
     def moments(self, new: Array, first: int, last: int, engine: LocalEngine) -> Any:

@@ -26,8 +26,8 @@ from healgp.routing import Centres, ask
 
 Array = np.ndarray
 
-#: Rows of a block at most, and numbers that the experts' coefficients there may have.
-_ROWS, _BLOCK = 4096, 2**25
+#: Rows of a block at most and at least, and numbers that the experts' coefficients there may have.
+_ROWS, _LEAST_ROWS, _BLOCK = 4096, 64, 2**25
 
 #: Correlations between experts' means have eigenvalues of at least this: experts that nearly repeat
 #: one another make the system singular.
@@ -49,11 +49,11 @@ def nested(
     """Latent mean and variance [n] at the rows `new` [n, D] from the n_nearest most confident
     experts at each, of all or of those that a route names."""
     k = min(n_nearest, committee.n_experts)
-    rows = int(np.clip(_BLOCK // (k * committee.sizes.max()), 64, _ROWS))
+    rows = int(np.clip(_BLOCK // (k * committee.sizes.max()), _LEAST_ROWS, _ROWS))
     mean, var = np.empty((2, len(new)))
     for start in range(0, len(new), rows):
         part = slice(start, min(start + rows, len(new)))
-        mean[part], var[part] = _block(committee, new[part], k, engine, route)
+        mean[part], var[part] = _block(committee.at(part), new[part], k, engine, route)
         advance(part.stop - part.start)
     return mean, var
 

@@ -314,7 +314,7 @@ def write_docs(page: Path, choice: Choice) -> None:
     share = inside / len(pooled) if pooled else float("nan")
     summary = (
         f"Made from {there} of {len(cells)} fits, which took {seconds / 60:.0f} minutes together "
-        f"on {os.cpu_count()} cores"
+        f"on {os.cpu_count()} cores, other work beside them included"
         + ("" if there == len(cells) else "; `make reproduce` goes on with the others")
         + ". Of the cells of "
         f"{', '.join(f'`{n}`' for n in POOLED)}, {inside} of {len(pooled)} ({share:.1%}) are "

@@ -92,6 +92,10 @@ class Committee:
         """Some of the committee's own rows [n, D]."""
         return np.ascontiguousarray(self.XT[:, rows].T)
 
+    def at(self, part: slice) -> Committee:
+        """The experts that are asked about some of the new rows: the same for all of them."""
+        return self
+
     #: There is one latent function, in the units of y.
     latent_shape = ()
     unit = 1.0
