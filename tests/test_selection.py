@@ -79,3 +79,24 @@ def test_nothing_is_chosen_where_there_is_nothing_to_choose(rng):
     start = ExpertGPRegressor(max_iter=0, lengthscale=0.8, noise_variance=0.01).fit(X, y)
     assert start.lengthscales_.tolist() == [0.8, 0.8]
     assert start.kernel_ in KERNELS
+
+
+def test_one_expert_of_many_noisy_rows_finds_the_signal(monkeypatch):
+    """From little noise, training would explain it by lengthscales that are ever shorter."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((4000, 6))
+    y = 0.3 * np.sin(X[:, 0]) + 0.2 * X[:, 1] + 0.95 * rng.standard_normal(4000)
+    start = Hyperparameters(np.ones(6), 1.0, 0.1)
+
+    def found():
+        return selection.train_on_targets(
+            X, [np.arange(4000)], lambda r: [y[r]], ("rbf",), start, False, 100, np.ones(6),
+            np.random.default_rng(0), 1,
+        )  # fmt: skip
+
+    monkeypatch.setattr(selection, "_PAIR_ROWS", 300)
+    short = found().theta
+    monkeypatch.setattr(selection, "_SAMPLED", 500)
+    theta = found().theta
+    assert theta.noise_variance > 0.8 > short.noise_variance
+    assert theta.lengthscales[0] > 1.5

@@ -26,8 +26,9 @@ Array = np.ndarray
 _SHARE, _EXPERTS, _ROWS, _ITERATIONS, _TOLERANCE = 0.2, (4, 8), 1000, 20, 1e-5
 
 #: Pairs of an expert and a target that sparse experts' θ is first found from, and the rows of each,
-#: at most.
-_PAIRS, _PAIR_ROWS = 64, 1000
+#: at most. An expert of very many rows gives one sample for every so many of them: where there is
+#: much noise, a thousand rows say nothing.
+_PAIRS, _PAIR_ROWS, _SAMPLED = 64, 1000, 50_000
 
 #: Deviation of a prior that draws the logarithms of their lengthscales together: with a few hundred
 #: rows and some tens of columns the most likely lengthscales overfit.
@@ -137,6 +138,7 @@ def train_on_targets(
     rows = [
         g if len(g) <= _PAIR_ROWS else np.sort(rng.choice(g, _PAIR_ROWS, replace=False))
         for g in (groups[i] for i in order)
+        for _ in range(max(len(g) // _SAMPLED, 1))
     ]
     pairs = [(r, t) for r in rows for t in targets(r)]
     pairs = [pairs[i] for i in np.sort(rng.permutation(len(pairs))[:_PAIRS])]
@@ -150,6 +152,7 @@ def train_on_targets(
     )
     columns = [r for r, _ in pairs]
     longer = replace(start, lengthscales=np.sqrt(X.shape[1]) * start.lengthscales)
+    noisy = replace(longer, signal_variance=scale**2 / 2, noise_variance=scale**2 / 2)
 
     def trained(kernel: str) -> tuple[float, Hyperparameters]:
         committee = Committee.from_groups(X, X[:, 0], columns, kernel, start)
@@ -159,18 +162,17 @@ def train_on_targets(
             # short for that, nothing is near anything, and the gradient has nothing to say
             if committee.objective(longer, engine)[0] > committee.objective(start, engine)[0]:
                 committee.theta = longer
-            found = train(
-                committee,
-                ard,
-                max_iter,
-                scale_X,
-                scale,
-                engine,
-                tolerance=_TOLERANCE,
-                warn=False,
-                spread=_SPREAD,
-            ).theta
-            return committee.objective(found, engine)[0] / len(y), found
+            # from little noise, data that are mostly noise are explained by ever shorter
+            # lengthscales; where rows are very many, another start is tried as well
+            results = []
+            for first in [committee.theta] + ([noisy] if len(rows) > len(order) else []):
+                committee.theta = first
+                found = train(
+                    committee, ard, max_iter, scale_X, scale, engine, tolerance=_TOLERANCE,
+                    warn=False, spread=_SPREAD,
+                ).theta  # fmt: skip
+                results.append((committee.objective(found, engine)[0] / len(y), found))
+            return max(results, key=lambda result: result[0])
 
     return Selection.of({kernel: trained(kernel) for kernel in kernels})
 
