@@ -3,7 +3,6 @@ new rows to aggregated latent functions."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -161,9 +160,7 @@ class ExpertGP(BaseEstimator):
         self._scaling, self._committee = scaling, committee
         self._communication = communication
         self._grbcm: tuple[Committee, Committee, Array, Array] | None = None
-        self._calibration_rows = calibration.sample_rows(
-            len(committee.y), committee.n_experts, math.prod(committee.latent_shape), rng
-        )
+        self._calibration_rows = calibration.sample_rows(len(committee.y), committee.n_experts, rng)
         self._curves: dict[Setting, calibration.Curve] = {}
         self._rules: dict[Setting, calibration.Comparison] = {}
         self._routes: dict[tuple[Setting, float], float] = {}
