@@ -9,6 +9,7 @@ import naive
 from healgp import ExpertGPRegressor, prediction
 from healgp import weights as w
 from healgp.aggregation import RULES
+from healgp.experts.asking import Experts
 from healgp.prediction import Setting
 
 ALL = [
@@ -92,8 +93,11 @@ def test_every_setting_streamed_equals_the_naive_whole(model, new, blocks, monke
     monkeypatch.setattr(prediction, "BLOCK", blocks[0])
     if blocks[1]:
         monkeypatch.setattr(
-            prediction, "expert_blocks",
-            lambda J: [(a, min(a + blocks[1], J)) for a in range(0, J, blocks[1])],
+            Experts, "blocks",
+            lambda self: [
+                (a, min(a + blocks[1], self.n_experts))
+                for a in range(0, self.n_experts, blocks[1])
+            ],
         )  # fmt: skip
     chosen = ALL + RAW_SOFTMAX
     results = model.predict_many(new, chosen)

@@ -13,7 +13,7 @@ LINE = [
     ["kernels", "partition"],
     ["engines.local"],
     ["likelihoods"],
-    ["experts.exact", "experts.stages"],
+    ["experts.exact", "experts.stages", "experts.asking"],
     ["experts.variational"],
     ["experts.committee"],
     ["experts.sparse"],

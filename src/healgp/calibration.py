@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from healgp.engines.local import LocalEngine
-from healgp.prediction import BLOCK, Prior, Setting, stream
+from healgp.prediction import Prior, Setting, stream
 from healgp.weights import SCORES
 
 Array = np.ndarray
@@ -68,17 +68,30 @@ class LeaveOneOut:
     answers without it. Whoever asks about a part of them asks `at` that part."""
 
     def __init__(self, committee: Any, rows: Array, engine: LocalEngine) -> None:
-        if len(rows) > BLOCK:
-            raise ValueError(f"{len(rows)} rows are more than stream asks about at once")
-        self._committee, self._rows = committee, rows
+        self._committee = committee
         self._owner, self._mean, self._var = committee.leave_one_out(rows, engine)
+        self._place = rows - committee.offsets[self._owner]  # among the rows of its expert
 
-    def at(self, part: slice) -> LeaveOneOut:
+    def at(self, part: Array | slice) -> LeaveOneOut:
         """The same for a part of the rows."""
         some = copy.copy(self)
-        some._rows, some._owner = self._rows[part], self._owner[part]
+        some._owner, some._place = self._owner[part], self._place[part]
         some._mean, some._var = self._mean[part], self._var[part]
         return some
+
+    def together(self, experts: Array, function: Any, engine: LocalEngine) -> Any:
+        """As of the committee, whose experts still answer without the row."""
+        own = copy.copy(self)
+        own._committee = None
+        place = np.searchsorted(experts, self._owner)
+        known = np.append(experts, -1)[place] == self._owner
+
+        def without(committee: Any, numbers: Array, engine: LocalEngine) -> Any:
+            own._committee = committee
+            own._owner = np.where(known, np.append(numbers, -1)[place], -1)
+            return function(own, numbers, engine)
+
+        return self._committee.together(experts, without, engine)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # not while it is being copied
@@ -92,17 +105,19 @@ class LeaveOneOut:
         mean[where], var[where] = self._mean[here], self._var[here]
         return mean, var
 
-    def moments_of(self, new: Array, rows: Array, j: int, engine: LocalEngine) -> Any:
-        mean, var = self._committee.moments_of(new, rows, j, engine)
-        own = np.flatnonzero(self._owner[rows] == j)
-        mean[own], var[own] = self._mean[rows[own]], self._var[rows[own]]
-        return mean, var
+    def moments_of(self, new: Array, asked: list[tuple[int, Array]], engine: LocalEngine) -> Any:
+        found = self._committee.moments_of(new, asked, engine)
+        for (j, rows), (mean, var) in zip(asked, found, strict=True):
+            own = np.flatnonzero(self._owner[rows] == j)
+            mean[own], var[own] = self._mean[rows[own]], self._var[rows[own]]
+        return found
 
     def coefficients(self, new: Array, rows: Array, j: int, engine: LocalEngine) -> Array:
         out = self._committee.coefficients(new, rows, j, engine)
         own = np.flatnonzero(self._owner[rows] == j)
         if len(own):
-            out[own] = self._committee.without(self._rows[rows[own]], j, engine, True)[2]
+            places = self._committee.offsets[j] + self._place[rows[own]]
+            out[own] = self._committee.without(places, j, engine, True)[2]
         return out
 
 

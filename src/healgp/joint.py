@@ -24,7 +24,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee
-from healgp.nested import combination
+from healgp.nested import combination, most_confident
 
 Array = np.ndarray
 
@@ -120,27 +120,31 @@ def nested_covariance(
     """Mean [n] and covariance [n, n] of the nested rule: with C_e the coefficients that rows give
     to the y of expert e, K − Σ C_e k_e − (Σ C_e k_e)ᵀ + Σ_ee′ C_e (K_ee′ + noise) C_e′ᵀ."""
     k = min(n_nearest, committee.n_experts)
-    chosen, weights, means = combination(committee, new, k, engine)
-    S = committee.prior_covariance(new)
-    experts = np.unique(chosen)
-    combined = []
-    for e in experts:
-        at = (chosen == e).T
-        rows = np.flatnonzero(at.any(axis=1))
-        C = np.zeros((len(new), committee.sizes[e]))
-        share = (weights * at).sum(axis=1)
-        C[rows] = share[rows, None] * committee.coefficients(new, rows, int(e), engine)
-        combined.append(C)
-        product = C @ committee.cross_covariance(new, int(e))
-        S -= product + product.T
+    chosen, means, variances = most_confident(committee, new, k, engine)
 
-    def pair(ends: tuple[int, int]) -> Array:
-        a, b = ends
-        K = committee.covariance_between(int(experts[a]), int(experts[b]))
-        product = combined[a] @ K @ combined[b].T
-        return product if a == b else product + product.T
+    def combined(committee: Committee, numbers: Array, engine: LocalEngine) -> tuple[Array, Array]:
+        weights = combination(new, chosen, means, variances, committee, numbers, engine)
+        S = committee.prior_covariance(new)
+        combined = []
+        for e, number in zip(np.unique(chosen), numbers.tolist(), strict=True):
+            at = (chosen == e).T
+            rows = np.flatnonzero(at.any(axis=1))
+            C = np.zeros((len(new), committee.sizes[number]))
+            share = (weights * at).sum(axis=1)
+            C[rows] = share[rows, None] * committee.coefficients(new, rows, number, engine)
+            combined.append(C)
+            product = C @ committee.cross_covariance(new, number)
+            S -= product + product.T
 
-    pairs = [(a, b) for a in range(len(experts)) for b in range(a, len(experts))]
-    for part in engine.map(pair, pairs):
-        S += part
-    return (weights * means).sum(axis=1), 0.5 * (S + S.T)
+        def pair(ends: tuple[int, int]) -> Array:
+            a, b = ends
+            K = committee.covariance_between(int(numbers[a]), int(numbers[b]))
+            product = combined[a] @ K @ combined[b].T
+            return product if a == b else product + product.T
+
+        pairs = [(a, b) for a in range(len(numbers)) for b in range(a, len(numbers))]
+        for part in engine.map(pair, pairs):
+            S += part
+        return (weights * means.T).sum(axis=1), 0.5 * (S + S.T)
+
+    return committee.together(np.unique(chosen), combined, engine)()

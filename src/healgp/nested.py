@@ -13,15 +13,16 @@ work goes over pairs of experts, and BLAS does it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee
-from healgp.prediction import expert_blocks
 from healgp.routing import Centres, ask
 
 Array = np.ndarray
@@ -49,33 +50,49 @@ def nested(
     """Latent mean and variance [n] at the rows `new` [n, D] from the n_nearest most confident
     experts at each, of all or of those that a route names."""
     k = min(n_nearest, committee.n_experts)
-    rows = int(np.clip(_BLOCK // (k * committee.sizes.max()), _LEAST_ROWS, _ROWS))
+    size = int(np.clip(_BLOCK // (k * committee.sizes.max()), _LEAST_ROWS, _ROWS))
+    # rows that are near one another have experts in common
+    order = np.arange(len(new))
+    if route is not None:
+        order = np.argsort(route.centres.nearest(new, 0, 1, engine)[:, 0], kind="stable")
     mean, var = np.empty((2, len(new)))
-    for start in range(0, len(new), rows):
-        part = slice(start, min(start + rows, len(new)))
-        mean[part], var[part] = _block(committee.at(part), new[part], k, engine, route)
-        advance(part.stop - part.start)
+    waiting: deque[tuple[Array, Callable[[], tuple[Array, Array]]]] = deque()
+
+    def finish() -> None:
+        part, result = waiting.popleft()
+        mean[part], var[part] = result()
+        advance(len(part))
+
+    for part in np.split(order, range(size, len(new), size)):
+        there, rows = committee.at(part), new[part]
+        chosen, means, variances = _chosen(there, rows, k, engine, route)
+        system = partial(_combined, rows, chosen, means, variances)
+        waiting.append((part, there.together(np.unique(chosen), system, engine)))
+        if len(waiting) > committee.ahead:
+            finish()
+    while waiting:
+        finish()
     return mean, var
 
 
 def combination(
-    committee: Committee, new: Array, k: int, engine: LocalEngine
-) -> tuple[Array, Array, Array]:
-    """The experts that are combined [k, n], their coefficients C⁻¹k and their latent means, both
-    [n, k]."""
-    chosen, C, own, means = _covariances(committee, new, k, engine, None)
+    new: Array, chosen: Array, means: Array, variances: Array, committee: Committee,
+    numbers: Array, engine: LocalEngine,
+) -> Array:  # fmt: skip
+    """The coefficients C⁻¹k [n, k] of the chosen experts [k, n]."""
+    C, own = _covariances(new, chosen, variances, committee, numbers, engine)
     inverse, vectors, right, scale = _solved(C, own)
-    weights = np.einsum("nij,nj->ni", vectors, inverse * right) / scale
-    return chosen, weights, means
+    return np.einsum("nij,nj->ni", vectors, inverse * right) / scale
 
 
-def _block(
-    committee: Committee, new: Array, k: int, engine: LocalEngine, route: Route | None
-) -> tuple[Array, Array]:
-    _, C, own, means = _covariances(committee, new, k, engine, route)
+def _combined(
+    new: Array, chosen: Array, means: Array, variances: Array, committee: Committee,
+    numbers: Array, engine: LocalEngine,
+) -> tuple[Array, Array]:  # fmt: skip
+    C, own = _covariances(new, chosen, variances, committee, numbers, engine)
     signal = committee.theta.signal_variance
     inverse, vectors, right, scale = _solved(C, own)
-    left = np.einsum("nij,ni->nj", vectors, means / scale)
+    left = np.einsum("nij,ni->nj", vectors, means.T / scale)
     var = signal - (right * right * inverse).sum(axis=1)
     return (right * left * inverse).sum(axis=1), np.maximum(var, 1e-12 * signal)
 
@@ -89,31 +106,37 @@ def _solved(C: Array, own: Array) -> tuple[Array, Array, Array, Array]:
     return 1.0 / np.maximum(values, _LEAST), vectors, right, scale
 
 
-def _covariances(
+def _chosen(
     committee: Committee, new: Array, k: int, engine: LocalEngine, route: Route | None
-) -> tuple[Array, Array, Array, Array]:
-    """The chosen experts [k, n], C [n, k, k], k [n, k] and M [n, k]."""
+) -> tuple[Array, Array, Array]:
+    """Numbers, latent means and variances [k, n] of the most confident experts."""
     if route is None:
-        chosen, means, variances = _most_confident(committee, new, k, engine)
-    else:
-        near = route.centres.nearest(new, 0, route.asked, engine)
-        moments = ask(committee, new, np.arange(len(new)), near, engine)
-        chosen, means, variances = _smallest(k, near.T, *moments)
-    signal, n = committee.theta.signal_variance, len(new)
+        return most_confident(committee, new, k, engine)
+    near = route.centres.nearest(new, 0, route.asked, engine)
+    moments = ask(committee, new, np.arange(len(new)), near, engine)
+    return _smallest(k, near.T, *moments)
+
+
+def _covariances(
+    new: Array, chosen: Array, variances: Array, committee: Committee, numbers: Array,
+    engine: LocalEngine,
+) -> tuple[Array, Array]:  # fmt: skip
+    """C [n, k, k] and k [n, k] of the chosen experts [k, n]; `numbers` is where the committee has
+    them, in their order."""
+    signal, (k, n) = committee.theta.signal_variance, chosen.shape
     own = np.maximum(signal - variances, 1e-12 * signal)  # k_j and C_jj
     C = np.empty((n, k, k))
     C[:, range(k), range(k)] = own.T
 
     # the rows at which each expert was chosen, and its coefficients there
-    experts, places = np.unique(chosen, return_inverse=True)
-    places = places.reshape(chosen.shape)
+    places = np.unique(chosen, return_inverse=True)[1].reshape(chosen.shape)
     order = np.argsort(places, axis=None, kind="stable")
-    ends = np.searchsorted(places.ravel()[order], np.arange(1, len(experts)))
+    ends = np.searchsorted(places.ravel()[order], np.arange(1, len(numbers)))
     asked = [np.sort(part % n) for part in np.split(order, ends)]
     coefficients = list(
         engine.map(
-            lambda e: committee.coefficients(new, asked[e], int(experts[e]), engine),
-            range(len(experts)),
+            lambda e: committee.coefficients(new, asked[e], int(numbers[e]), engine),
+            range(len(numbers)),
         )
     )
 
@@ -121,7 +144,7 @@ def _covariances(
     a, b = np.triu_indices(k, 1)
     first, second = places[a].ravel(), places[b].ravel()
     low, high = np.minimum(first, second), np.maximum(first, second)
-    code = low.astype(np.int64) * len(experts) + high
+    code = low.astype(np.int64) * len(numbers) + high
     order = np.argsort(code, kind="stable")
     ends = np.flatnonzero(np.diff(code[order], append=-1)) + 1
     groups = np.split(order, ends[:-1]) if len(order) else []
@@ -130,7 +153,7 @@ def _covariances(
     def run(group: Array) -> None:
         i, j, rows = int(low[group[0]]), int(high[group[0]]), row_of[group]
         values = committee.covariance_of_means(
-            int(experts[i]), int(experts[j]),
+            int(numbers[i]), int(numbers[j]),
             coefficients[i][np.searchsorted(asked[i], rows)],
             coefficients[j][np.searchsorted(asked[j], rows)],
         )  # fmt: skip
@@ -138,10 +161,10 @@ def _covariances(
         C[rows, s, t] = C[rows, t, s] = values
 
     engine.run(run, groups)
-    return chosen, C, own.T, means.T
+    return C, own.T
 
 
-def _most_confident(
+def most_confident(
     committee: Committee, new: Array, k: int, engine: LocalEngine
 ) -> tuple[Array, Array, Array]:
     """Numbers, latent means and variances [k, n] of the experts with the smallest variances."""
@@ -152,7 +175,7 @@ def _most_confident(
         return _smallest(k, numbers, mean, var)
 
     best: tuple[Array, Array, Array] | None = None
-    for found in engine.map(run, expert_blocks(committee.n_experts)):
+    for found in engine.map(run, committee.blocks()):
         if best is None:
             best = found
         else:

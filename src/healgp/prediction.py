@@ -161,13 +161,6 @@ class Prior:
         return Prior(mean, var)
 
 
-def expert_blocks(J: int) -> list[tuple[int, int]]:
-    """Blocks of experts: enough of them for every thread, large enough for cheap bookkeeping. They
-    do not depend on the number of threads, nor does the order in which they are added up."""
-    size = min(max(J // 16, 1), 32)
-    return [(first, min(first + size, J)) for first in range(0, J, size)]
-
-
 def stream(
     committee: Committee | SparseCommittee,
     new: Array,
@@ -181,7 +174,7 @@ def stream(
     `advance` is told of rows as they are done."""
     J, n = committee.n_experts, len(new)
     noise = committee.theta.noise_variance
-    blocks = expert_blocks(J)
+    blocks = committee.blocks()
     shape = (n, *committee.latent_shape)
     results = [(np.empty(shape), np.empty(shape)) for _ in settings]
 
@@ -196,7 +189,7 @@ def stream(
 
     def run(task: tuple[slice, int, int]) -> tuple[slice, int, list[Sums]]:
         rows, first, last = task
-        mean, var = committee.moments(new[rows], first, last, engine)
+        mean, var = committee.at(rows).moments(new[rows], first, last, engine)
         here = prior.at(rows)
         sums = [
             Sums.of_block(s, mean, in_space(s, var), here.mean, in_space(s, here.var), first, J)

@@ -32,9 +32,9 @@ LEAST_EXPERTS = 32
 #: Rows that are routed at a time, numbers of a block [experts, rows], and of a block of distances.
 _ROWS, _BLOCK, _DISTANCES = 2**17, 2**20, 2**19
 
-#: Neighbours whose experts come first, and columns up to which they are looked up: beyond, a tree
-#: of the rows is no faster than going through all of them.
-_NEIGHBOURS, _TREE_COLUMNS = 8, 12
+#: Neighbours whose experts come first; columns up to which they are looked up, for beyond, a tree
+#: of the rows is no faster than going through all of them; and the rows that it holds at most.
+_NEIGHBOURS, _TREE_COLUMNS, _TREE_ROWS = 8, 12, 2**20
 
 #: Shares of the tolerance by which the last third of the experts asked may change the answer, and
 #: what is taken of the one that the audit accepts.
@@ -62,12 +62,14 @@ class Centres:
 
     def __init__(self, committee: Any) -> None:
         self.lengthscales = committee.theta.lengthscales
-        Z = committee.inputs(np.arange(len(committee.y))) / self.lengthscales
-        self._middle = Z.mean(axis=0)  # distances lose fewer digits near zero
-        Z -= self._middle
-        self._offsets = committee.offsets
-        self._centres = np.add.reduceat(Z, self._offsets[:-1]) / committee.sizes[:, None]
-        self._tree = cKDTree(Z) if Z.shape[1] <= _TREE_COLUMNS else None
+        self._centres = committee.centres() / self.lengthscales
+        self._middle = self._centres.mean(axis=0)  # distances lose fewer digits near zero
+        self._centres -= self._middle
+        self._tree, self._expert = None, np.empty(0, dtype=np.intp)
+        if self._centres.shape[1] <= _TREE_COLUMNS:
+            some = np.arange(0, committee.n_rows, -(-committee.n_rows // _TREE_ROWS))
+            self._tree = cKDTree(committee.inputs(some) / self.lengthscales - self._middle)
+            self._expert = np.searchsorted(committee.offsets, some, side="right") - 1
 
     def nearest(self, new: Array, first: int, last: int, engine: LocalEngine) -> Array:
         """The experts at the places first … last − 1 in the order of distance, [n, last − first]
@@ -83,7 +85,7 @@ class Centres:
             if self._tree is not None:
                 k = min(_NEIGHBOURS, self._tree.n)
                 neighbours = self._tree.query(Z, k=k)[1].reshape(len(Z), k)
-                experts = np.searchsorted(self._offsets, neighbours, side="right") - 1
+                experts = self._expert[neighbours]
                 for place in reversed(range(k)):
                     d[np.arange(len(Z)), experts[:, place]] = place * 1e290 - 1e300
             if last < J:
@@ -107,13 +109,13 @@ def ask(
     mean, var = np.empty((2, k, n, *committee.latent_shape))
     flat = experts.T.ravel()
     order = np.argsort(flat, kind="stable")
-    ends = np.flatnonzero(np.diff(flat[order])) + 1
+    ends = np.flatnonzero(np.diff(committee.homes[flat[order]])) + 1
 
     def run(group: Array) -> None:
-        place, row = group // n, group % n
-        mean[place, row], var[place, row] = committee.moments_of(
-            new, rows[row], int(flat[group[0]]), engine
-        )
+        parts = np.split(group, np.flatnonzero(np.diff(flat[group])) + 1)
+        asked = [(int(flat[part[0]]), rows[part % n]) for part in parts]
+        for part, found in zip(parts, committee.moments_of(new, asked, engine), strict=True):
+            mean[part // n, part % n], var[part // n, part % n] = found
 
     engine.run(run, np.split(order, ends))
     return mean, var

@@ -68,7 +68,7 @@ def choose_kernel(
     results: dict[str, tuple[float, Hyperparameters]] = {}
     for kernel in kernels:
         committee = Committee.from_groups(Z, y, few, kernel, theta)
-        with LocalEngine(n_jobs, committee.work) as engine:
+        with committee.engine(n_jobs) as engine:
             try:
                 found = train(
                     committee,
@@ -80,7 +80,7 @@ def choose_kernel(
                     tolerance=_TOLERANCE,
                     warn=False,
                 ).theta
-                results[kernel] = committee.objective(found, engine)[0] / len(committee.y), found
+                results[kernel] = committee.objective(found, engine)[0] / committee.n_rows, found
             except ExpertError:
                 if len(kernels) == 1:
                     raise
@@ -110,7 +110,7 @@ def explains_better(
     values = []
     for groups in (old, new):
         committee = Committee.from_groups(Z, y, groups, kernel, theta)
-        with LocalEngine(n_jobs, committee.work) as engine:
+        with committee.engine(n_jobs) as engine:
             try:
                 values.append(committee.prepare(engine))
             except ExpertError:
@@ -157,7 +157,7 @@ def train_on_targets(
     def trained(kernel: str) -> tuple[float, Hyperparameters]:
         committee = Committee.from_groups(X, X[:, 0], columns, kernel, start)
         committee.y = y
-        with LocalEngine(n_jobs, committee.sizes) as engine:
+        with committee.engine(n_jobs) as engine:
             # distances grow with the root of the number of columns; where the lengthscales are too
             # short for that, nothing is near anything, and the gradient has nothing to say
             if committee.objective(longer, engine)[0] > committee.objective(start, engine)[0]:

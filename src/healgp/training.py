@@ -99,7 +99,7 @@ def train(
         return value, _tied(gradient, D, ard)[: len(log_theta)]
 
     found = _maximise(
-        objective, committee.theta.to_log(ard, shaped), bounds, len(committee.y), max_iter,
+        objective, committee.theta.to_log(ard, shaped), bounds, committee.n_rows, max_iter,
         tolerance, report, warn,
     )  # fmt: skip
     theta = Hyperparameters.from_log(found.point, D, ard)
@@ -191,7 +191,7 @@ def train_sparse(
     tolerance = _VARIATIONAL_TOLERANCE if with_kernel else _INDUCING_TOLERANCE
     if noise:
         tolerance = _COLLAPSED_TOLERANCE
-    found = _maximise(objective, start, bounds, len(committee.y), max_iter, tolerance, report)
+    found = _maximise(objective, start, bounds, committee.n_rows, max_iter, tolerance, report)
     committee.theta, committee.likelihood, committee.Z = at(found.point)
     return found.n_iter
 

@@ -160,7 +160,7 @@ class ExpertGP(BaseEstimator):
         self._scaling, self._committee = scaling, committee
         self._communication = communication
         self._grbcm: tuple[Committee, Committee, Array, Array] | None = None
-        self._calibration_rows = calibration.sample_rows(len(committee.y), committee.n_experts, rng)
+        self._calibration_rows = calibration.sample_rows(committee.n_rows, committee.n_experts, rng)
         self._curves: dict[Setting, calibration.Curve] = {}
         self._rules: dict[Setting, calibration.Comparison] = {}
         self._routes: dict[tuple[Setting, float], float] = {}
@@ -246,7 +246,7 @@ class ExpertGP(BaseEstimator):
                 "set_params(temperature='auto') first."
             )
         committee, prior = self._committee_and_prior(setting.aggregation, new)
-        with LocalEngine(self.n_jobs, committee.work) as engine:
+        with committee.engine(self.n_jobs) as engine:
             committee.prepare_once(engine)
             self._curves[_key(setting)] = calibration.curve(
                 committee, new, setting, prior, engine, self._log_density(targets)
@@ -285,11 +285,11 @@ class ExpertGP(BaseEstimator):
             rows = np.setdiff1d(rows, self._communication)
             if not len(rows):
                 return calibration.Curve(calibration.GRID, np.zeros(len(calibration.GRID)))
-        new, targets = base.inputs(rows), base.y[rows]
+        new, targets = base.inputs(rows), base.targets(rows)
         committee, prior = self._committee_and_prior(setting.aggregation, new)
         if setting.aggregation == "grbcm" and self._grbcm is not None:
             rows = self._grbcm[3][rows]
-        with LocalEngine(self.n_jobs, committee.work) as engine:
+        with committee.engine(self.n_jobs) as engine:
             committee.prepare_once(engine)
             without = calibration.LeaveOneOut(committee, rows, engine)
             return calibration.curve(
@@ -317,9 +317,9 @@ class ExpertGP(BaseEstimator):
             return calibration.Comparison({}, "gpoe")
         if key not in self._rules:
             rows = self._calibration_rows
-            new, density = committee.inputs(rows), self._log_density(committee.y[rows])
+            new, density = committee.inputs(rows), self._log_density(committee.targets(rows))
             prior = self._committee_and_prior("gpoe", new)[1]
-            with LocalEngine(self.n_jobs, committee.work) as engine:
+            with committee.engine(self.n_jobs) as engine:
                 committee.prepare_once(engine)
                 without: Any = calibration.LeaveOneOut(committee, rows, engine)
                 one = stream(without, new, [key], prior, engine)[0]
@@ -431,7 +431,7 @@ class ExpertGP(BaseEstimator):
         prior: Prior,
     ) -> list[tuple[Array, Array]]:  # fmt: skip
         with (
-            LocalEngine(self.n_jobs, committee.work) as engine,
+            committee.engine(self.n_jobs) as engine,
             self._progress("predicting", len(new), "row") as bar,
         ):
             committee.prepare_once(engine)
@@ -442,7 +442,7 @@ class ExpertGP(BaseEstimator):
     ) -> list[tuple[Array, Array]]:
         committee = self._committee
         with (
-            LocalEngine(self.n_jobs, committee.work) as engine,
+            committee.engine(self.n_jobs) as engine,
             self._progress("predicting", len(new), "row") as bar,
         ):
             committee.prepare_once(engine)
@@ -475,7 +475,7 @@ class ExpertGP(BaseEstimator):
             rows = self._calibration_rows
             rows = rows[:: -(-len(rows) // limit)]
             new = committee.inputs(rows)
-            with LocalEngine(self.n_jobs, committee.work) as engine:
+            with committee.engine(self.n_jobs) as engine:
                 committee.prepare_once(engine)
                 without: Any = calibration.LeaveOneOut(committee, rows, engine)
                 if is_nested:
@@ -499,7 +499,7 @@ class ExpertGP(BaseEstimator):
         assert isinstance(committee, Committee)
         route = Route(self._where(), asked) if asked else None
         with (
-            LocalEngine(self.n_jobs, committee.work) as engine,
+            committee.engine(self.n_jobs) as engine,
             self._progress("predicting", len(new), "row") as bar,
         ):
             committee.prepare_once(engine)
@@ -508,7 +508,7 @@ class ExpertGP(BaseEstimator):
         return mean, var + (committee.theta.noise_variance if setting.space == "y" else 0.0)
 
     def _moments(self, committee: Committee | SparseCommittee, new: Array) -> tuple[Array, Array]:
-        with LocalEngine(self.n_jobs, committee.work) as engine:
+        with committee.engine(self.n_jobs) as engine:
             committee.prepare_once(engine)
             blocks = engine.map(
                 lambda j: committee.moments(new, j, j + 1, engine), range(committee.n_experts)

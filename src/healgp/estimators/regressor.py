@@ -14,7 +14,6 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from healgp import joint, metrics, selection, training
 from healgp.checks import check_number, choose
-from healgp.engines.local import LocalEngine
 from healgp.estimators.base import ExpertGP, _reporter
 from healgp.estimators.scaling import Scaling
 from healgp.experts.committee import Committee
@@ -279,7 +278,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         # The communication set of grBCM, as positions in the committee's order of rows.
         communication = np.sort(rng.choice(N, m, replace=False))
         with (
-            LocalEngine(self.n_jobs, committee.work) as engine,
+            committee.engine(self.n_jobs) as engine,
             self._progress("training", self.max_iter, "it") as bar,
         ):
             limits = self.ard, self.max_iter, scaling.x_left, scaling.y_left
@@ -369,7 +368,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
             )
         noise = self._committee.theta.noise_variance
         if setting.aggregation == "nested" and isinstance(self._committee, Committee):
-            with LocalEngine(self.n_jobs, self._committee.work) as engine:
+            with self._committee.engine(self.n_jobs) as engine:
                 self._committee.prepare_once(engine)
                 mean, cov = joint.nested_covariance(self._committee, new, setting.n_nearest, engine)
             _, var = self._nested(new, replace(setting, space="f"))
@@ -382,7 +381,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
             extra = noise if in_y else 0.0
             weights = setting.weights(means, variances + extra, prior.mean, prior.var + extra)
             more = extra * np.eye(len(new))
-            with LocalEngine(self.n_jobs, committee.work) as engine:
+            with committee.engine(self.n_jobs) as engine:
                 committee.prepare_once(engine)
                 base = committee.prior_covariance(new)
                 if setting.aggregation == "grbcm" and self._grbcm is not None:

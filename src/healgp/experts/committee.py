@@ -10,6 +10,7 @@ import numpy as np
 
 from healgp.engines.local import LocalEngine
 from healgp.experts import exact, stages
+from healgp.experts.asking import Experts
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
 from healgp.linalg import JITTER
 
@@ -25,7 +26,7 @@ class ExpertError(np.linalg.LinAlgError):
 
 
 @dataclass
-class Committee:
+class Committee(Experts):
     """J exact experts with one θ. Expert j owns the columns offsets[j]:offsets[j + 1] of XT."""
 
     XT: np.ndarray  # [D, N]
@@ -53,20 +54,31 @@ class Committee:
         """For grBCM, D_c being the rows `chosen`: the experts on D_c ∪ D_j (D_c has left D_j);
         the expert on D_c; which experts the first are, for those left without rows drop out; and
         where each row of this committee is in theirs (those of D_c, in the last of them)."""
-        X, y = self.XT.T, self.y
-        own = np.ones(len(y), dtype=bool)
+        X, y = self.inputs(chosen), self.targets(chosen)
+        own = np.ones(self.n_rows, dtype=bool)
         own[chosen] = False
-        bounds = zip(self.offsets[:-1], self.offsets[1:], strict=True)
-        parts = [np.arange(a, b)[own[a:b]] for a, b in bounds]
-        left = [j for j, part in enumerate(parts) if len(part)] or [0]
-        augmented = [np.concatenate([chosen, parts[j]]) for j in left]
-        order = np.concatenate(augmented)
-        place = np.empty(len(y), dtype=np.intp)
-        place[order] = np.arange(len(order))
-        both = Committee.from_groups(X, y, augmented, self.kernel, self.theta)
+        sizes = np.add.reduceat(own.astype(np.intp), self.offsets[:-1])
+        left = np.flatnonzero(sizes) if own.any() else np.array([0])
+        both = self.augmented(own, left, X, y)
         both.factor_bytes = self.factor_bytes
-        alone = Committee.from_groups(X, y, [chosen], self.kernel, self.theta)
-        return both, alone, np.array(left), place
+        alone = Committee.from_groups(X, y, [np.arange(len(y))], self.kernel, self.theta)
+        place = np.cumsum(own) - 1 + np.repeat(np.cumsum(sizes > 0) * len(y), self.sizes)
+        place[chosen] = both.offsets[-2] + np.arange(len(y))
+        return both, alone, left, place
+
+    def augmented(
+        self, own: np.ndarray, experts: np.ndarray, X: np.ndarray, y: np.ndarray
+    ) -> Committee:
+        """Some of the experts, each with the rows X, y first and then those of its own that a mask
+        over all rows leaves it."""
+        n = len(y)
+        groups = [
+            np.concatenate([np.arange(n), n + self.offsets[j] + np.flatnonzero(own[slice(*ends)])])
+            for j, ends in ((j, self.offsets[j : j + 2]) for j in experts)
+        ]
+        rows = np.concatenate([X, self.XT.T])
+        targets = np.concatenate([y, self.y])
+        return Committee.from_groups(rows, targets, groups, self.kernel, self.theta)
 
     def subset(self, experts: np.ndarray) -> Committee:
         """Some of the experts, not prepared."""
@@ -75,26 +87,17 @@ class Committee:
         XT = np.ascontiguousarray(self.XT[:, columns])
         return Committee(XT, self.y[columns], offsets, self.kernel, self.theta)
 
-    @property
-    def n_experts(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def sizes(self) -> np.ndarray:
-        return np.diff(self.offsets)
-
-    @property
-    def work(self) -> np.ndarray:
-        """One size for each piece that a thread can take, for the engine."""
-        return self.sizes
-
-    def inputs(self, rows: np.ndarray) -> np.ndarray:
+    def inputs(self, rows: np.ndarray | slice) -> np.ndarray:
         """Some of the committee's own rows [n, D]."""
         return np.ascontiguousarray(self.XT[:, rows].T)
 
-    def at(self, part: slice) -> Committee:
-        """The experts that are asked about some of the new rows: the same for all of them."""
-        return self
+    def targets(self, rows: np.ndarray) -> np.ndarray:
+        """Their y [n]."""
+        return self.y[rows]
+
+    def centres(self) -> np.ndarray:
+        """The mean of the rows of each expert [J, D]."""
+        return np.add.reduceat(self.XT, self.offsets[:-1], axis=1).T / self.sizes[:, None]
 
     #: There is one latent function, in the units of y.
     latent_shape = ()
@@ -143,6 +146,13 @@ class Committee:
     def objective(self, theta: Hyperparameters, engine: LocalEngine) -> tuple[float, np.ndarray]:
         """Σ_j log p_j(y⁽ʲ⁾ | X⁽ʲ⁾, θ) and its gradient in (log ℓ_1 … log ℓ_D, log σ², log σ_y²,
         log shape): the paper's equation for the log marginal likelihood of the experts."""
+        out = self.contributions(theta, engine)
+        self._check(out[:, 0], theta)
+        total = out.sum(axis=0)  # in the order of the experts, whichever finished first
+        return float(total[0]), total[1:]
+
+    def contributions(self, theta: Hyperparameters, engine: LocalEngine) -> np.ndarray:
+        """[J, D + 4], each expert's term of the objective and its gradient; NaN where it failed."""
         m, D, shaped = int(self.sizes.max()), len(self.XT), self.kernel in SHAPE_NAMES
         out = np.empty((self.n_experts, D + 4))
         head = self._arguments(theta)
@@ -152,14 +162,18 @@ class Committee:
             exact.objective(*head, self.XT, self.y, self.offsets, experts, *scratch, out)
 
         engine.run(run, self._tasks)
-        self._check(out[:, 0], theta)
-        total = out.sum(axis=0)  # in the order of the experts, whichever finished first
-        return float(total[0]), total[1:]
+        return out
 
     def prepare(self, engine: LocalEngine) -> float:
+        """Works out α and the factors; returns Σ_j log p_j."""
+        log_likelihood = self.factorize(engine)
+        self._check(log_likelihood, self.theta)
+        return float(log_likelihood.sum())
+
+    def factorize(self, engine: LocalEngine) -> np.ndarray:
         """Works out α and, as far as memory allows, the factors: whole, else packed as triangles,
         and of those that do not fit as triangles none, they are made again when asked. Returns
-        Σ_j log p_j."""
+        log p_j [J], NaN where it failed."""
         m, D, shaped = int(self.sizes.max()), len(self.XT), self.kernel in SHAPE_NAMES
         n = self.sizes.astype(np.int64)
         room = (FACTOR_BYTES if self.factor_bytes is None else self.factor_bytes) / 8
@@ -180,9 +194,8 @@ class Committee:
             )  # fmt: skip
 
         engine.run(run, self._tasks)
-        self._check(log_likelihood, self.theta)
         self.alpha, self._factors = alpha, (factors, where, packed)
-        return float(log_likelihood.sum())
+        return log_likelihood
 
     def prepare_once(self, engine: LocalEngine) -> None:
         """Prepares the experts unless they are: factors do not travel with a pickled model."""
@@ -211,13 +224,6 @@ class Committee:
             first, last, np.ascontiguousarray(new.T), A, Z, scaled, V, r2, phi, mean, var,
         )  # fmt: skip
         return mean, var
-
-    def moments_of(
-        self, new: np.ndarray, rows: np.ndarray, j: int, engine: LocalEngine
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Latent means and variances of expert j at some rows of `new`."""
-        mean, var = self.moments(new[rows], j, j + 1, engine)
-        return mean[0], var[0]
 
     def leave_one_out(
         self, rows: np.ndarray, engine: LocalEngine

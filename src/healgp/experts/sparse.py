@@ -10,6 +10,7 @@ import numpy as np
 
 from healgp.engines.local import LocalEngine
 from healgp.experts import stages
+from healgp.experts.asking import Experts
 from healgp.experts.committee import FACTOR_BYTES, ExpertError
 from healgp.experts.variational import (
     Expert,
@@ -33,7 +34,7 @@ _CHOICE = 10_000
 
 
 @dataclass
-class SparseCommittee:
+class SparseCommittee(Experts):
     """J sparse experts with one θ and one likelihood. Expert j owns the rows
     offsets[j]:offsets[j + 1] of X and the inducing inputs z_offsets[j]:z_offsets[j + 1] of Z."""
 
@@ -79,22 +80,22 @@ class SparseCommittee:
         )  # fmt: skip
 
     @property
-    def n_experts(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def sizes(self) -> Array:
-        return np.diff(self.offsets)
-
-    @property
     def latent_shape(self) -> tuple[int, ...]:
         """Beyond the rows, the shape of the latent functions: empty when there is one."""
         C = self.likelihood.n_latent
         return () if C == 1 else (C,)
 
-    def inputs(self, rows: Array) -> Array:
+    def inputs(self, rows: Array | slice) -> Array:
         """Some of the committee's own rows [n, D]."""
         return self.X[rows]
+
+    def targets(self, rows: Array) -> Array:
+        """Their y [n]."""
+        return self.y[rows]
+
+    def centres(self) -> Array:
+        """The mean of the rows of each expert [J, D]."""
+        return np.add.reduceat(self.X, self.offsets[:-1]) / self.sizes[:, None]
 
     @property
     def unit(self) -> float:
@@ -265,13 +266,6 @@ class SparseCommittee:
                 mean[j - first, part], var[j - first, part] = a / unit, b / unit**2
         shape = (last - first, len(new), *self.latent_shape)
         return mean.reshape(shape), var.reshape(shape)
-
-    def moments_of(
-        self, new: Array, rows: Array, j: int, engine: LocalEngine
-    ) -> tuple[Array, Array]:
-        """Latent means and variances of expert j at some rows of `new`."""
-        mean, var = self.moments(new[rows], j, j + 1, engine)
-        return mean[0], var[0]
 
     def prior_covariance(self, new: Array) -> Array:
         """K [n, n] of a latent function at the rows `new` [n, D]."""
