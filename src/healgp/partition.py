@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def kmeans(X: np.ndarray, n_experts: int, rng: np.random.Generator) -> np.ndarra
     """
     labels = _clusters(X, n_experts, rng)
     size = -(-len(X) // n_experts)
-    n = n_experts
+    n = int(labels.max()) + 1
     for group in groups(labels):
         if len(group) > 4 * size:
             parts = len(group) // size
@@ -43,30 +44,63 @@ def kmeans(X: np.ndarray, n_experts: int, rng: np.random.Generator) -> np.ndarra
     return labels
 
 
-def _clusters(X: np.ndarray, n_experts: int, rng: np.random.Generator) -> np.ndarray:
-    if n_experts == 1:
-        return np.zeros(len(X), dtype=np.intp)
-    if n_experts <= _ONE_LEVEL:
-        size = min(len(X), max(10_000, 20 * n_experts))
-        sample = X if size == len(X) else X[rng.choice(len(X), size, replace=False)]
-        seed = int(rng.integers(2**31))
-        # More than one thread would add up in an order that differs from run to run, and OpenMP's
-        # threads do not survive a fork.
-        with threadpool_limits(1, user_api="openmp"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than clusters
-            centres = KMeans(n_experts, n_init=1, random_state=seed).fit(sample).cluster_centers_
-            return pairwise_distances_argmin(X, centres).astype(np.intp)
-    parts = groups(_clusters(X, int(np.sqrt(n_experts)), rng))
-    # Shares of n_experts in proportion to the rows, whose sum is exact.
-    ends = np.cumsum([0] + [len(part) for part in parts])
-    bounds = np.round(ends * n_experts / len(X)).astype(int)
-    labels = np.empty(len(X), dtype=np.intp)
-    first = 0
-    for part, share in zip(parts, np.diff(bounds), strict=True):
-        share = min(max(share, 1), len(part))
-        labels[part] = first + _clusters(X[part], share, rng)
-        first += share
+def _clusters(X: Any, n_experts: int, rng: np.random.Generator) -> np.ndarray:
+    """Labels of clusters. X is an array, or rows that lie elsewhere and give a sample of themselves
+    and a function of their blocks."""
+    labels, shares = np.zeros(len(X), dtype=np.intp), [n_experts]
+    while max(shares) > 1:
+        parts = groups(labels)
+        numbers = [int(np.sqrt(share)) if share > _ONE_LEVEL else share for share in shares]
+        centres = [_centres(X, part, n, rng) for part, n in zip(parts, numbers, strict=True)]
+        first = np.cumsum([0, *numbers])
+        found = first[labels] + _nearest_of(X, labels, centres)
+        used, labels = np.unique(found, return_inverse=True)
+        sizes = np.bincount(labels)
+        inside = np.split(np.arange(len(used)), np.searchsorted(used, first[1:-1]))
+        # Where a part was divided coarsely, shares of its number in proportion to the rows, whose
+        # sum is exact.
+        shares_of = zip(inside, shares, numbers, strict=True)
+        shares = []
+        for some, share, n in shares_of:
+            ends = np.cumsum(np.concatenate([[0], sizes[some]]))
+            parts_of = np.diff(np.round(ends * share / ends[-1]).astype(int))
+            each = parts_of if share > n else np.ones(len(some), dtype=int)
+            shares += np.clip(each, 1, sizes[some]).tolist()
     return labels
+
+
+def _centres(X: Any, part: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Centres of n clusters of some rows, from a sample of them."""
+    if n == 1:
+        return np.zeros((1, X.shape[1]))
+    size = min(len(part), max(10_000, 20 * n))
+    if size < len(part):
+        part = part[rng.choice(len(part), size, replace=False)]
+    sample = X if len(part) == len(X) and isinstance(X, np.ndarray) else X[part]
+    seed = int(rng.integers(2**31))
+    # More than one thread would add up in an order that differs from run to run, and OpenMP's
+    # threads do not survive a fork.
+    with threadpool_limits(1, user_api="openmp"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than clusters
+        return KMeans(n, n_init=1, random_state=seed).fit(sample).cluster_centers_
+
+
+def _nearest_of(X: Any, labels: np.ndarray, centres: list[np.ndarray]) -> np.ndarray:
+    """For each row the nearest of the centres of its part."""
+    if isinstance(X, np.ndarray):
+        return _nearest(X, labels, centres)
+    return np.concatenate(X.each(partial(_nearest, centres=centres), labels))
+
+
+def _nearest(X: np.ndarray, labels: np.ndarray, centres: list[np.ndarray]) -> np.ndarray:
+    with threadpool_limits(1, user_api="openmp"):
+        if len(centres) == 1:
+            return pairwise_distances_argmin(X, centres[0]).astype(np.intp)
+        nearest = np.zeros(len(X), dtype=np.intp)
+        for part in groups(labels):
+            if len(part) and len(centres[labels[part[0]]]) > 1:
+                nearest[part] = pairwise_distances_argmin(X[part], centres[labels[part[0]]])
+        return nearest
 
 
 def balanced(X: np.ndarray, n_experts: int, rng: np.random.Generator) -> np.ndarray:
@@ -111,10 +145,16 @@ def check(partition: Any) -> None:
 
 
 def labels_of(
-    partition: Any, X: np.ndarray, Z: np.ndarray, n_experts: int, rng: np.random.Generator
+    partition: Any, X: Any, Z: Any, n_experts: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Labels 0 … J − 1 of the rows, none without rows. Named rules cluster the scaled rows Z; a
     callable gets the rows X as they were given."""
+    elsewhere = not isinstance(X, np.ndarray)
+    if elsewhere and (callable(partition) or str(partition) == "balanced"):
+        raise ValueError(
+            f"partition={partition!r} needs all rows in one place, and these are in a Dask "
+            "collection. Choose 'kmeans' or 'random', or give an array of labels."
+        )
     if isinstance(partition, str):
         labels = PARTITIONS[partition](Z, n_experts, rng)
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,9 @@ Array = np.ndarray
 #: Experts that kernels are compared on: a share of them, within bounds; rows of each, and
 #: iterations, at most; and the relative gain at which training ends that is a start for another.
 _SHARE, _EXPERTS, _ROWS, _ITERATIONS, _TOLERANCE = 0.2, (4, 8), 1000, 20, 1e-5
+
+#: Experts that partitions are compared on, at most.
+_COMPARED = 256
 
 #: Pairs of an expert and a target that sparse experts' θ is first found from, and the rows of each,
 #: at most. An expert of very many rows gives one sample for every so many of them: where there is
@@ -59,7 +63,7 @@ class Selection:
 
 
 def choose_kernel(
-    Z: Array, y: Array, groups: list[Array], kernels: Sequence[str], theta: Hyperparameters,
+    Z: Any, y: Any, groups: list[Array], kernels: Sequence[str], theta: Hyperparameters,
     ard: bool, max_iter: int, scale_X: Array, scale_y: float, rng: np.random.Generator,
     n_jobs: int | None,
 ) -> Selection:  # fmt: skip
@@ -103,23 +107,27 @@ def _few(groups: list[Array], rng: np.random.Generator) -> list[Array]:
 
 
 def explains_better(
-    Z: Array, y: Array, old: list[Array], new: list[Array], kernel: str, theta: Hyperparameters,
+    Z: Any, y: Any, old: list[Array], new: list[Array], kernel: str, theta: Hyperparameters,
     n_jobs: int | None,
 ) -> bool:  # fmt: skip
-    """Whether experts with the rows `new` have a larger marginal likelihood than with `old`."""
+    """Whether experts with the rows `new` have a larger marginal likelihood than with `old`: each
+    row, on some of the experts where there are many."""
     values = []
     for groups in (old, new):
+        if len(groups) > _COMPARED:
+            some = np.random.default_rng(0).choice(len(groups), _COMPARED, replace=False)
+            groups = [groups[j] for j in np.sort(some)]
         committee = Committee.from_groups(Z, y, groups, kernel, theta)
         with committee.engine(n_jobs) as engine:
             try:
-                values.append(committee.prepare(engine))
+                values.append(committee.prepare(engine) / committee.n_rows)
             except ExpertError:
                 values.append(-np.inf)
     return values[1] > values[0]
 
 
 def train_on_targets(
-    X: np.ndarray, groups: list[np.ndarray], targets: Callable[[np.ndarray], list[np.ndarray]],
+    X: Any, groups: list[np.ndarray], targets: Callable[[np.ndarray], list[np.ndarray]],
     kernels: Sequence[str], theta: Hyperparameters, ard: bool, max_iter: int, scale_X: np.ndarray,
     rng: np.random.Generator, n_jobs: int | None,
 ) -> Selection:  # fmt: skip
@@ -155,7 +163,7 @@ def train_on_targets(
     noisy = replace(longer, signal_variance=scale**2 / 2, noise_variance=scale**2 / 2)
 
     def trained(kernel: str) -> tuple[float, Hyperparameters]:
-        committee = Committee.from_groups(X, X[:, 0], columns, kernel, start)
+        committee = Committee.from_groups(X, np.zeros(len(X)), columns, kernel, start)
         committee.y = y
         with committee.engine(n_jobs) as engine:
             # distances grow with the root of the number of columns; where the lengthscales are too

@@ -58,6 +58,7 @@ class ExpertGP(BaseEstimator):
         if self.memory_budget is not None:
             check_number("memory_budget", self.memory_budget, 0)
         check_number("routing_tol", self.routing_tol, 0, positive=True)
+        choose("engine", self.engine, ("local", "dask"))
         check_number("max_iter", self.max_iter, 0, integer=True)
         effective_n_jobs(self.n_jobs)
 
@@ -80,7 +81,7 @@ class ExpertGP(BaseEstimator):
         return np.random.default_rng(seed)
 
     def _partition(
-        self, X: Array, Z: Array, rng: np.random.Generator
+        self, X: Any, Z: Any, rng: np.random.Generator
     ) -> tuple[Array, list[Array], int]:
         """Labels, the rows of each expert, and how many rows an expert was to have."""
         N = len(X)
@@ -88,6 +89,24 @@ class ExpertGP(BaseEstimator):
         with blas_threads(1):  # scikit-learn's k-means sets and restores BLAS's threads as well
             labels = partition.labels_of(self.partition, X, Z, N // m, rng)
         return labels, partition.groups(labels), m
+
+    def _kinds(self) -> tuple[Any, Any]:
+        """The classes of exact and of sparse committees."""
+        if self.engine == "dask":
+            from healgp.engines.dask import ShardedCommittee, ShardedSparse
+
+            return ShardedCommittee, ShardedSparse
+        return Committee, SparseCommittee
+
+    def _training_rows(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
+        """X [N, D] and y [N], checked: arrays, or with engine="dask" the rows of collections."""
+        if self.engine == "dask":
+            from healgp.engines import dask, rows
+
+            dask.current_client()  # before any work, an error where there is none
+            if rows.is_collection(X):
+                return rows.training_rows(self, X, y, bool(options.get("y_numeric")))
+        return validate_data(self, X, y, dtype=np.float64, order="C", **options)
 
     def _kernels(self) -> tuple[str, ...]:
         """The kernels to choose from."""
@@ -114,14 +133,14 @@ class ExpertGP(BaseEstimator):
         )
 
     def _fit_sparse(
-        self, Z: Array, y: Array, rows: list[Array], kernel: str, theta: Hyperparameters,
+        self, Z: Any, y: Any, rows: list[Array], kernel: str, theta: Hyperparameters,
         likelihood: Likelihood, n_inducing: int, with_kernel: bool, scaling: Scaling,
         rng: np.random.Generator,
-    ) -> tuple[SparseCommittee, int, float]:  # fmt: skip
+    ) -> tuple[Any, int, float]:  # fmt: skip
         """A committee of sparse experts, trained; the number of iterations; and its ELBO."""
         pieces = np.ones(max(len(rows), len(y) // 100))
         with LocalEngine(self.n_jobs, pieces) as engine:
-            committee = SparseCommittee.from_groups(
+            committee = self._kinds()[1].from_groups(
                 Z, y, rows, kernel, theta, likelihood, n_inducing, rng, engine
             )
             max_iter = self.max_iter
@@ -150,7 +169,7 @@ class ExpertGP(BaseEstimator):
 
     def _store(
         self,
-        committee: Committee | SparseCommittee,
+        committee: Any,
         scaling: Scaling,
         rng: np.random.Generator,
         communication: Array | None = None,
@@ -159,7 +178,7 @@ class ExpertGP(BaseEstimator):
         theta = committee.theta
         self._scaling, self._committee = scaling, committee
         self._communication = communication
-        self._grbcm: tuple[Committee, Committee, Array, Array] | None = None
+        self._grbcm: tuple[Any, Committee, Array, Array] | None = None
         self._calibration_rows = calibration.sample_rows(committee.n_rows, committee.n_experts, rng)
         self._curves: dict[Setting, calibration.Curve] = {}
         self._rules: dict[Setting, calibration.Comparison] = {}
@@ -313,7 +332,7 @@ class ExpertGP(BaseEstimator):
     def _compared(self, setting: Setting) -> calibration.Comparison:
         """The two rules at training rows; it is worked out once."""
         committee, key = self._committee, replace(setting, aggregation="gpoe", space="f")
-        if not isinstance(committee, Committee) or committee.n_experts == 1:
+        if not committee.is_exact or committee.n_experts == 1:
             return calibration.Comparison({}, "gpoe")
         if key not in self._rules:
             rows = self._calibration_rows
@@ -372,7 +391,7 @@ class ExpertGP(BaseEstimator):
         if best_rule:
             given["aggregation"] = "gpoe"
         setting = Setting(**given)
-        sparse = self._is_sparse() if fitting else isinstance(self._committee, SparseCommittee)
+        sparse = self._is_sparse() if fitting else not self._committee.is_exact
         if setting.aggregation in ("grbcm", "nested") and sparse:
             raise ValueError(
                 f"aggregation={setting.aggregation!r} needs exact experts, and these are sparse. "
@@ -427,7 +446,7 @@ class ExpertGP(BaseEstimator):
         return chosen, [(unit * mean, unit**2 * var) for mean, var in results]
 
     def _stream(
-        self, committee: Committee | SparseCommittee, new: Array, settings: list[Setting],
+        self, committee: Any, new: Array, settings: list[Setting],
         prior: Prior,
     ) -> list[tuple[Array, Array]]:  # fmt: skip
         with (
@@ -496,7 +515,6 @@ class ExpertGP(BaseEstimator):
 
     def _nested(self, new: Array, setting: Setting) -> tuple[Array, Array]:
         committee, asked = self._committee, int(self._route(setting))
-        assert isinstance(committee, Committee)
         route = Route(self._where(), asked) if asked else None
         with (
             committee.engine(self.n_jobs) as engine,
@@ -507,7 +525,7 @@ class ExpertGP(BaseEstimator):
         # every expert's noise is its own: in y-space the same combination is the best
         return mean, var + (committee.theta.noise_variance if setting.space == "y" else 0.0)
 
-    def _moments(self, committee: Committee | SparseCommittee, new: Array) -> tuple[Array, Array]:
+    def _moments(self, committee: Any, new: Array) -> tuple[Array, Array]:
         with committee.engine(self.n_jobs) as engine:
             committee.prepare_once(engine)
             blocks = engine.map(
@@ -516,16 +534,14 @@ class ExpertGP(BaseEstimator):
             means, variances = zip(*blocks, strict=True)
         return np.concatenate(means), np.concatenate(variances)
 
-    def _committee_and_prior(
-        self, aggregation: str, new: Array
-    ) -> tuple[Committee | SparseCommittee, Prior]:
+    def _committee_and_prior(self, aggregation: str, new: Array) -> tuple[Any, Prior]:
         """The experts to ask and what they fall back to: for grBCM, experts that know the
         communication set as well, and the communication expert."""
         if aggregation != "grbcm":
             committee = self._committee
             return committee, Prior(0.0, committee.theta.signal_variance / committee.unit**2)
         if self._grbcm is None:
-            if not isinstance(self._committee, Committee) or self._communication is None:
+            if not self._committee.is_exact or self._communication is None:
                 raise RuntimeError("a sparse committee has no communication set")
             self._grbcm = self._committee.with_communication(self._communication)
         augmented, communication, *_ = self._grbcm

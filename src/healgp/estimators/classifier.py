@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from healgp import selection
 from healgp.checks import choose
 from healgp.estimators.base import ExpertGP
-from healgp.estimators.scaling import Scaling
+from healgp.estimators.scaling import Scaling, blockwise
 from healgp.likelihoods import TINY, Bernoulli, Classification, RobustMax, Softmax
 
 Array = np.ndarray
@@ -75,6 +76,10 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         quarter of the machine's memory. Experts' factors are kept whole, else as triangles, and
         what does not fit is made again at each prediction, which is slower. Predictions are the
         same.
+    engine : {"local", "dask"}, default="local"
+        "local" is the threads of this machine. "dask" has the experts on the workers of the current
+        `dask.distributed` client; X and y may then be Dask arrays or DataFrames too, whose rows
+        never come together in one place.
     n_jobs : int or None, default=None
         Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
         depend on it.
@@ -124,6 +129,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         routing: str | None = "auto",
         routing_tol: float = 1e-3,
         memory_budget: float | None = None,
+        engine: str = "local",
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -145,6 +151,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         self.routing = routing
         self.routing_tol = routing_tol
         self.memory_budget = memory_budget
+        self.engine = engine
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
@@ -163,10 +170,15 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
             return self._fit(X, y)
 
     def _fit(self, X: Any, y: Any) -> Self:
-        X, y = validate_data(self, X, y, dtype=np.float64, order="C")
-        y = column_or_1d(y, warn=True)
-        check_classification_targets(y)
-        classes, y = np.unique(y, return_inverse=True)
+        X, y = self._training_rows(X, y)
+        if isinstance(y, np.ndarray):
+            y = column_or_1d(y, warn=True)
+            check_classification_targets(y)
+            classes, y = np.unique(y, return_inverse=True)
+        else:
+            classes = np.unique(np.concatenate(y.each(np.unique)))
+            check_classification_targets(classes)
+            y = y.map(partial(np.searchsorted, classes), np.intp)
         likelihood = self._likelihood(len(classes), classes)
         theta = self._starting_theta(X.shape[1])
         scaling = Scaling.of(X, None, self.standardize)
@@ -175,7 +187,8 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
 
         kernel, scores = self._kernels()[0], dict[str, float]()
         if self.max_iter > 0:
-            means = np.bincount(y) / len(y)
+            counts = blockwise(y, partial(np.bincount, minlength=len(classes)))
+            means = np.sum(counts, axis=0) / len(y)
 
             def indicators(r: Array) -> list[Array]:
                 present = np.unique(y[r]) if len(classes) > 2 else [0]
@@ -193,7 +206,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
             theta = replace(found.theta, signal_variance=theta.signal_variance)
         committee, n_iter, elbo = self._fit_sparse(
             Z,
-            y.astype(float),
+            y / 1.0,
             rows,
             kernel,
             theta,

@@ -10,13 +10,12 @@ import numpy as np
 from scipy.special import ndtri
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from healgp import joint, metrics, selection, training
 from healgp.checks import check_number, choose
 from healgp.estimators.base import ExpertGP, _reporter
-from healgp.estimators.scaling import Scaling
-from healgp.experts.committee import Committee
+from healgp.estimators.scaling import Scaling, blockwise
 from healgp.likelihoods import Gaussian, Likelihood, Poisson
 from healgp.prediction import Setting
 
@@ -106,6 +105,10 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         quarter of the machine's memory. Experts' factors are kept whole, else as triangles, and
         what does not fit is made again at each prediction, which is slower. Predictions are the
         same.
+    engine : {"local", "dask"}, default="local"
+        "local" is the threads of this machine. "dask" has the experts on the workers of the current
+        `dask.distributed` client; X and y may then be Dask arrays or DataFrames too, whose rows
+        never come together in one place.
     n_jobs : int or None, default=None
         Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
         depend on it, but for rounding where there are fewer experts than threads.
@@ -171,6 +174,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         routing: str | None = "auto",
         routing_tol: float = 1e-3,
         memory_budget: float | None = None,
+        engine: str = "local",
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -197,6 +201,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         self.routing = routing
         self.routing_tol = routing_tol
         self.memory_budget = memory_budget
+        self.engine = engine
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
@@ -213,19 +218,18 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
             return self._fit(X, y)
 
     def _fit(self, X: Any, y: Any) -> Self:
-        X, y = validate_data(
-            self, X, y, dtype=np.float64, order="C", y_numeric=True, multi_output=True
-        )
+        X, y = self._training_rows(X, y, y_numeric=True, multi_output=True)
         if y.ndim == 2 and y.shape[1] > 1:
             raise ValueError(
                 f"y has {y.shape[1]} columns, and ExpertGPRegressor predicts one output. Fit one "
                 "model per column, for instance with sklearn.multioutput.MultiOutputRegressor."
             )
-        y = column_or_1d(y, dtype=np.float64, warn=True)
+        if isinstance(y, np.ndarray):
+            y = column_or_1d(y, dtype=np.float64, warn=True)
         N, D = X.shape
         counts = self.likelihood == "poisson"
         if counts:
-            _check_counts(y)
+            blockwise(y, _check_counts)
         theta = self._starting_theta(D)
         scaling = Scaling.of(X, None if counts else y, self.standardize)
         Z, t = scaling.inputs(X), scaling.targets(y)
@@ -236,13 +240,14 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         if self._is_sparse():
             likelihood: Likelihood
             # log(½ + y) is finite, and near the log of the rate
-            mean = float(y.mean()) or 0.5 / N
-            first = t
-            if counts:
-                first = np.log(0.5 + y)
-                first -= first.mean()
+            mean = sum(blockwise(y, np.sum)) / N or 0.5 / N
+            level = sum(blockwise(y, lambda part: np.log(0.5 + part).sum())) / N if counts else 0.0
+
+            def first(rows: Array) -> list[Array]:
+                return [np.log(0.5 + y[rows]) - level if counts else t[rows]]
+
             chosen = selection.train_on_targets(
-                Z, rows, lambda r: [first[r]], self._kernels(), theta, self.ard, self.max_iter,
+                Z, rows, first, self._kernels(), theta, self.ard, self.max_iter,
                 scaling.x_left, rng, self.n_jobs,
             )  # fmt: skip
             theta = chosen.theta
@@ -274,7 +279,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
                 Z, t, rows, rows_again, chosen.kernel, chosen.theta, self.n_jobs
             ):
                 labels, rows = again, rows_again
-        committee = Committee.from_groups(Z, t, rows, chosen.kernel, chosen.theta)
+        committee = self._kinds()[0].from_groups(Z, t, rows, chosen.kernel, chosen.theta)
         # The communication set of grBCM, as positions in the committee's order of rows.
         communication = np.sort(rng.choice(N, m, replace=False))
         with (
@@ -367,7 +372,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
                 "most. Ask for return_std, or for fewer rows."
             )
         noise = self._committee.theta.noise_variance
-        if setting.aggregation == "nested" and isinstance(self._committee, Committee):
+        if setting.aggregation == "nested":
             with self._committee.engine(self.n_jobs) as engine:
                 self._committee.prepare_once(engine)
                 mean, cov = joint.nested_covariance(self._committee, new, setting.n_nearest, engine)

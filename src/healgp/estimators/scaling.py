@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +24,9 @@ class Scaling:
     y_left: float
 
     @classmethod
-    def of(cls, X: Array, y: Array | None, standardize: bool) -> Scaling:
-        """Of X and y; y=None stands for targets that are left as they are, counts or classes."""
+    def of(cls, X: Any, y: Any, standardize: bool) -> Scaling:
+        """Of X and y, arrays or rows that lie elsewhere; y=None stands for targets that are left as
+        they are, counts or classes."""
         with np.errstate(over="ignore", invalid="ignore"):
             x_center, x_scale = center_and_scale(X)
             y_center, y_scale = 0.0, 1.0
@@ -69,16 +72,31 @@ class Scaling:
         return var * self.y_scale**2
 
 
-def center_and_scale(A: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation along the rows; the deviation of a constant column is NaN.
+def center_and_scale(A: Any) -> tuple[Array, Array]:
+    """Mean and standard deviation along the rows, to 26 bits: those of any blocks of the same rows
+    are the same. The deviation of a constant column is NaN.
 
-    Deviations are divided by the largest before squaring, so that no scale overflows.
+    Deviations are divided by the largest before squaring, so that no scale overflows. A is an
+    array, or rows that give a function of their blocks.
     """
-    center = A.mean(axis=0)
-    deviation = A - center
-    largest = np.abs(deviation).max(axis=0)
+    center = np.sum(blockwise(A, lambda block: block.sum(axis=0)), axis=0) / len(A)
+    largest = np.max(blockwise(A, lambda block: np.abs(block - center).max(axis=0)), axis=0)
     # The mean of equal numbers can differ from them by rounding.
     constant = largest <= 8.0 * np.finfo(float).eps * np.abs(center)
     safe = np.where(constant, 1.0, largest)
-    scale = safe * np.sqrt(np.mean((deviation / safe) ** 2, axis=0))
-    return center, np.where(constant, np.nan, scale)
+    squares = blockwise(A, lambda block: (((block - center) / safe) ** 2).sum(axis=0))
+    scale = _rounded(safe * np.sqrt(np.sum(squares, axis=0) / len(A)))
+    scale = np.where(constant, np.nan, scale)
+    rounded = scale * _rounded(center / scale, relative=False)
+    return np.where(constant, center, rounded), scale
+
+
+def blockwise(A: Any, function: Callable[[Array], Any]) -> list[Any]:
+    """function(block) of the blocks of A: of an array there is one."""
+    return A.each(function) if hasattr(A, "each") else [function(A)]
+
+
+def _rounded(values: Array, relative: bool = True) -> Array:
+    """To 26 bits after the first, or after the point."""
+    exponent = np.frexp(values)[1] if relative else 0
+    return np.ldexp(np.round(np.ldexp(values, 26 - exponent)), exponent - 26)

@@ -18,6 +18,9 @@ class Experts:
 
     offsets: Array
 
+    #: Whether experts are exact, and not sparse.
+    is_exact = True
+
     #: How many results of `together` to wait for at a time: here they are there at once.
     ahead = 0
 

@@ -25,6 +25,20 @@ class ExpertError(np.linalg.LinAlgError):
     """An expert's covariance could not be factorised."""
 
 
+def check(log_likelihood: np.ndarray, sizes: np.ndarray, theta: Hyperparameters) -> None:
+    """An error if an expert's log p [J] is NaN, for that is how it says that it failed."""
+    failed = np.flatnonzero(np.isnan(log_likelihood))
+    if len(failed):
+        j = int(failed[0])
+        raise ExpertError(
+            f"The covariance matrix of expert {j} ({sizes[j]} rows) is not positive "
+            f"definite even with jitter of {JITTER[-1]:g} times the signal variance "
+            f"(signal_variance={theta.signal_variance:.3g}, noise_variance="
+            f"{theta.noise_variance:.3g}). Raise noise_variance, or leave out columns with "
+            "extreme values and rows that are nearly equal."
+        )
+
+
 @dataclass
 class Committee(Experts):
     """J exact experts with one θ. Expert j owns the columns offsets[j]:offsets[j + 1] of XT."""
@@ -131,23 +145,11 @@ class Committee(Experts):
             theta.lengthscales,
         )  # fmt: skip
 
-    def _check(self, log_likelihood: np.ndarray, theta: Hyperparameters) -> None:
-        failed = np.flatnonzero(np.isnan(log_likelihood))
-        if len(failed):
-            j = int(failed[0])
-            raise ExpertError(
-                f"The covariance matrix of expert {j} ({self.sizes[j]} rows) is not positive "
-                f"definite even with jitter of {JITTER[-1]:g} times the signal variance "
-                f"(signal_variance={theta.signal_variance:.3g}, noise_variance="
-                f"{theta.noise_variance:.3g}). Raise noise_variance, or leave out columns with "
-                "extreme values and rows that are nearly equal."
-            )
-
     def objective(self, theta: Hyperparameters, engine: LocalEngine) -> tuple[float, np.ndarray]:
         """Σ_j log p_j(y⁽ʲ⁾ | X⁽ʲ⁾, θ) and its gradient in (log ℓ_1 … log ℓ_D, log σ², log σ_y²,
         log shape): the paper's equation for the log marginal likelihood of the experts."""
         out = self.contributions(theta, engine)
-        self._check(out[:, 0], theta)
+        check(out[:, 0], self.sizes, theta)
         total = out.sum(axis=0)  # in the order of the experts, whichever finished first
         return float(total[0]), total[1:]
 
@@ -167,7 +169,7 @@ class Committee(Experts):
     def prepare(self, engine: LocalEngine) -> float:
         """Works out α and the factors; returns Σ_j log p_j."""
         log_likelihood = self.factorize(engine)
-        self._check(log_likelihood, self.theta)
+        check(log_likelihood, self.sizes, self.theta)
         return float(log_likelihood.sum())
 
     def factorize(self, engine: LocalEngine) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,8 @@ class SparseCommittee(Experts):
     factor_bytes: float | None = None
     _states: list[tuple[Frame, Posterior] | None] = field(default_factory=list, repr=False)
 
+    is_exact = False
+
     @classmethod
     def from_groups(
         cls, X: Array, y: Array, groups: list[Array], kernel: str, theta: Hyperparameters,
@@ -57,9 +59,13 @@ class SparseCommittee(Experts):
     ) -> SparseCommittee:  # fmt: skip
         """Experts whose rows are X[groups[0]], X[groups[1]], …, with up to `n_inducing` inducing
         inputs each, chosen greedily under θ."""
-        limit = max(_CHOICE, 20 * n_inducing)
-        among = [g if len(g) <= limit else rng.choice(g, limit, replace=False) for g in groups]
-        Z = list(engine.map(lambda g: choose_inducing(kernel, theta, X[g], n_inducing), among))
+        among = choice(groups, n_inducing, rng)
+        Z = list(
+            engine.map(
+                lambda each: choose_inducing(kernel, theta, X[each[0][each[1]]], n_inducing),
+                zip(groups, among, strict=True),
+            )
+        )
         order = np.concatenate(groups)
         return cls(
             X[order], y[order], _offsets(groups), kernel, theta, likelihood,
@@ -72,11 +78,11 @@ class SparseCommittee(Experts):
         for j in experts:
             own = np.arange(self.offsets[j], self.offsets[j + 1])
             rows.append(own if len(own) <= limit else np.sort(rng.choice(own, limit, False)))
-            Z.append(self._inducing(self.Z, j))
+            Z.append(self.Z[self.z_offsets[j] : self.z_offsets[j + 1]])
         order = np.concatenate(rows)
-        return replace(
-            self, X=self.X[order], y=self.y[order], offsets=_offsets(rows), Z=np.concatenate(Z),
-            z_offsets=_offsets(Z), sites=self.sites[order], _states=[],
+        return SparseCommittee(
+            self.inputs(order), self.targets(order), _offsets(rows), self.kernel, self.theta,
+            self.likelihood, np.concatenate(Z), _offsets(Z), self.sites[order],
         )  # fmt: skip
 
     @property
@@ -182,6 +188,12 @@ class SparseCommittee(Experts):
     ) -> tuple[float, Array, Array]:
         """Σ_j max_q ELBO_j; its gradient by (log ℓ [D], log σ², the likelihood's parameter,
         log shape), and by Z. The sites are left where the maximum is, for the next call."""
+        return total(self.terms(theta, likelihood, Z, engine))
+
+    def terms(
+        self, theta: Hyperparameters, likelihood: Likelihood, Z: Array, engine: LocalEngine
+    ) -> Iterator[tuple[float, Array, Array]]:
+        """Each expert's term of the objective and its gradients."""
 
         def run(j: int, blocks_map: Any) -> tuple[float, Array, Array]:
             expert, rows = self._expert(j, theta, likelihood, Z, blocks_map, with_gradient=True)
@@ -192,12 +204,7 @@ class SparseCommittee(Experts):
             tail = [g.signal, g.parameter, g.shape]
             return there.elbo, np.concatenate([g.lengthscales, tail]), g.inducing
 
-        value, gradient, by_Z = 0.0, np.zeros(self.X.shape[1] + 3), []
-        for a, b, c in self._each(run, engine):
-            value += a
-            gradient += b
-            by_Z.append(c)
-        return value, gradient, np.concatenate(by_Z)
+        return self._each(run, engine)
 
     def held_out(self, theta: Hyperparameters, held: Array, engine: LocalEngine) -> float:
         """Σ log p(y_i) over the rows that are held out (a mask), each predicted by its own expert
@@ -218,6 +225,10 @@ class SparseCommittee(Experts):
 
     def prepare(self, engine: LocalEngine) -> float:
         """Finds every q(u), and keeps them as far as memory allows. Returns Σ_j ELBO_j."""
+        return sum(self.bounds(engine))
+
+    def bounds(self, engine: LocalEngine) -> list[float]:
+        """The same, each expert's ELBO."""
         self._states, kept = [None] * self.n_experts, self._kept()
 
         def run(j: int, blocks_map: Any) -> float:
@@ -227,7 +238,7 @@ class SparseCommittee(Experts):
                 self._states[j] = expert.frame, q
             return expert.evaluate(q).elbo
 
-        return sum(self._each(run, engine))
+        return list(self._each(run, engine))
 
     def prepare_once(self, engine: LocalEngine) -> None:
         """Makes q(u) from the sites unless it is there: it does not travel with a pickled model."""
@@ -308,6 +319,21 @@ class SparseCommittee(Experts):
         engine.run(run, np.unique(owner))
         shape = (len(rows), *self.latent_shape)
         return owner, mean.reshape(shape), var.reshape(shape)
+
+
+def choice(groups: list[Array], n_inducing: int, rng: np.random.Generator) -> list[Array | slice]:
+    """Which rows of each group its inducing inputs are chosen among: all, or some of very many."""
+    limit = max(_CHOICE, 20 * n_inducing)
+    return [
+        slice(None) if len(g) <= limit else rng.choice(len(g), limit, replace=False) for g in groups
+    ]
+
+
+def total(terms: Iterable[tuple[float, Array, Array]]) -> tuple[float, Array, Array]:
+    """The sum of experts' terms, in their order: value, gradient, and the gradients by Z of each
+    after the other."""
+    values, gradients, by_Z = zip(*terms, strict=True)
+    return float(sum(values)), np.sum(gradients, axis=0), np.concatenate(by_Z)
 
 
 def _offsets(parts: list[Array]) -> Array:

@@ -84,6 +84,9 @@ class Sites:
     def __getitem__(self, rows: slice | Array) -> Sites:
         return Sites(self.weight[rows], self.shift[rows])
 
+    def copy(self) -> Sites:
+        return Sites(self.weight.copy(), self.shift.copy())
+
 
 @dataclass
 class Posterior:

@@ -1,0 +1,522 @@
+"""Experts on the workers of a Dask cluster.
+
+A shard is a run of experts with their rows, on one worker. Training sends θ to every shard and gets
+each expert's value and gradient back, which are added up in the order of the experts: the result
+does not depend on where they were. Predictions send rows to the shards that are to be asked.
+
+What a worker held when it died is brought to another: shards of Dask collections by Dask itself,
+which knows how they were made; shards of arrays by the client, which keeps the rows. Calls are pure
+functions of a shard, so they are simply made again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, count, pairwise
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from healgp.engines import shards as on_worker
+from healgp.engines.local import LocalEngine
+from healgp.engines.shards import Shard
+from healgp.experts.asking import Experts
+from healgp.experts.committee import Committee, check
+from healgp.experts.sparse import SparseCommittee, choice, total
+from healgp.experts.variational import Sites
+from healgp.kernels import Hyperparameters
+from healgp.likelihoods import Likelihood
+
+Array = np.ndarray
+Result = TypeVar("Result")
+
+#: Rows of a shard: a fraction of a second's work for one evaluation, against some milliseconds of
+#: the scheduler's; and shards at most, which then grow with the data.
+_SHARD_ROWS, _MOST_SHARDS = 20_000, 2000
+
+#: Arguments above this many bytes go to the workers directly, not through the scheduler.
+_LARGE = 2**20
+
+#: How often a call is made again that was lost with a worker.
+_ATTEMPTS = 20
+
+#: Numbers of what shards have been prepared for.
+_TOKENS = count()
+
+
+def current_client() -> Any:
+    """The current Dask client."""
+    try:
+        from distributed import default_client
+    except ImportError:
+        raise ImportError("engine='dask' needs Dask: pip install 'healgp[dask]'.") from None
+    try:
+        return default_client()
+    except ValueError:
+        raise ValueError(
+            "engine='dask' needs a running Dask client. Start one first: on this machine with "
+            "`from distributed import Client; client = Client()`, for a cluster with "
+            "Client('tcp://scheduler:8786')."
+        ) from None
+
+
+class Kept:
+    """Something on a worker that can be brought there again."""
+
+    def __init__(self, bring: Callable[[], Any]) -> None:
+        self._bring, self._lock = bring, threading.Lock()
+        self.future = bring()
+
+    def restore(self) -> None:
+        """Brings it again if it was lost."""
+        with self._lock:
+            if self.future.status in ("cancelled", "lost", "error"):
+                self.future = self._bring()
+
+
+@dataclass
+class Sharded(Experts):
+    """Experts in shards: shard s has the experts bounds[s]:bounds[s + 1]."""
+
+    shards: list[Kept]
+    bounds: Array
+    offsets: Array
+    kernel: str
+    theta: Hyperparameters
+    factor_bytes: float | None = None
+    _token: int = field(default_factory=lambda: next(_TOKENS), repr=False)
+    _client: Any = field(default_factory=current_client, repr=False)
+
+    latent_shape: ClassVar[Any]  # as of the committees on one machine
+
+    @property
+    def homes(self) -> Array:
+        return np.repeat(np.arange(len(self.shards)), np.diff(self.bounds))
+
+    @property
+    def ahead(self) -> int:  # type: ignore[override]
+        """Calls that keep every worker busy."""
+        return max(2 * sum(self._client.nthreads().values()), 2)
+
+    def engine(self, n_jobs: int | None) -> LocalEngine:
+        """Threads of the client, which mostly wait for the workers."""
+        threads = self.ahead
+        return LocalEngine(threads, np.ones(threads))
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """Blocks of experts, each within one shard."""
+        ends = zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True)
+        return [(i, min(i + 32, end)) for start, end in ends for i in range(start, end, 32)]
+
+    # ---- calls
+
+    def _start(self, kept: list[Kept], submit: Callable[[], Any]) -> Callable[[], Any]:
+        """Submits a task that needs what is kept; what is returned waits for it, and submits it
+        again if a worker has taken it along."""
+        from distributed import KilledWorker
+
+        first = submit()
+
+        def finish() -> Any:
+            future = first
+            for _ in range(_ATTEMPTS):
+                try:
+                    return future.result()
+                except (CancelledError, KilledWorker):
+                    for each in kept:
+                        each.restore()
+                    future = submit()
+            return future.result()
+
+        return finish
+
+    def _call(self, s: int, function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+        """Starts function(shard, *arguments) on the worker that has the shard."""
+
+        def sent(argument: Any) -> Any:
+            if isinstance(argument, Kept):
+                return argument.future
+            if isinstance(argument, np.ndarray) and argument.nbytes > _LARGE:
+                return _given(self._client, argument, s)
+            return argument
+
+        def submit() -> Any:
+            given = [sent(argument) for argument in (self.shards[s], *arguments)]
+            return self._client.submit(function, *given, pure=False)
+
+        kept = [self.shards[s]] + [a for a in arguments if isinstance(a, Kept)]
+        return self._start(kept, submit)
+
+    def _all(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """function(shard, *arguments) of all shards, in their order."""
+        waits = [self._call(s, function, *arguments) for s in range(len(self.shards))]
+        return [wait() for wait in waits]
+
+    def _changes(self, s: int) -> Any:
+        """What the experts of a shard are to know beyond their rows: a dict, or where one is."""
+        raise NotImplementedError
+
+    def _ask(self, s: int, name: str, *arguments: Any) -> Callable[[], Any]:
+        return self._call(s, on_worker.asked, self._token, self._changes(s), name, *arguments)
+
+    def _room(self) -> float | None:
+        """Bytes that the factors of a shard may take: the budget is a worker's, and each has about
+        as many shards as the others."""
+        if self.factor_bytes is None:
+            return None
+        return self.factor_bytes * max(len(self._client.nthreads()), 1) / len(self.shards)
+
+    # ---- what committees do
+
+    def prepare_once(self, engine: LocalEngine) -> None:
+        """Shards prepare themselves when they are asked."""
+
+    def moments(
+        self, new: Array, first: int, last: int, engine: LocalEngine
+    ) -> tuple[Array, Array]:
+        """Latent means and variances of some experts of one shard at the rows `new`."""
+        s = int(self.homes[first])
+        start = int(self.bounds[s])
+        return self._ask(s, "moments", new, first - start, last - start)()
+
+    def moments_of(
+        self, new: Array, asked: list[tuple[int, Array]], engine: LocalEngine
+    ) -> list[tuple[Array, Array]]:
+        """The same of some experts of one shard, each at its own rows of `new`."""
+        s = int(self.homes[asked[0][0]])
+        used, places = np.unique(np.concatenate([rows for _, rows in asked]), return_inverse=True)
+        numbers = [j - int(self.bounds[s]) for j, _ in asked]
+        parts = np.split(places, np.cumsum([len(rows) for _, rows in asked])[:-1])
+        return self._ask(s, "moments_of", new[used], list(zip(numbers, parts, strict=True)))()
+
+    def leave_one_out(self, rows: Array, engine: LocalEngine) -> tuple[Array, Array, Array]:
+        """As of the committees on one machine."""
+        owner = np.searchsorted(self.offsets, rows, side="right") - 1
+        mean, var = np.empty((2, len(rows), *self.latent_shape))
+        parts = self._by_shard(rows)
+        waits = [self._ask(s, "leave_one_out", local) for s, _, local in parts]
+        for (_, here, _), wait in zip(parts, waits, strict=True):
+            _, mean[here], var[here] = wait()
+        return owner, mean, var
+
+    def inputs(self, rows: Array) -> Array:
+        """Some of the committee's own rows [n, D]."""
+        return self._fetched(rows, "inputs")
+
+    def targets(self, rows: Array) -> Array:
+        """Their y [n]."""
+        return self._fetched(rows, "targets")
+
+    def centres(self) -> Array:
+        """The mean of the rows of each expert [J, D]."""
+        return np.concatenate(self._all(on_worker.plain, "centres"))
+
+    def covariance(self, new: Array, j: int, engine: LocalEngine) -> Array:
+        """Posterior covariance [n, n] of expert j at the rows `new` [n, D]."""
+        s = int(self.homes[j])
+        return self._ask(s, "covariance", new, j - int(self.bounds[s]))()
+
+    def prior_covariance(self, new: Array) -> Array:
+        """K [n, n] of a latent function at the rows `new` [n, D]."""
+        nothing = np.empty((new.shape[1], 0)), np.empty(0), np.array([0])
+        return Committee(*nothing, self.kernel, self.theta).prior_covariance(new)
+
+    def _by_shard(self, rows: Array) -> list[tuple[int, Array, Array]]:
+        """Shards, which of the rows are there, and where."""
+        ends = self.offsets[self.bounds]
+        shard = np.searchsorted(ends, rows, side="right") - 1
+        found = [(int(s), np.flatnonzero(shard == s)) for s in np.unique(shard)]
+        return [(s, here, rows[here] - ends[s]) for s, here in found]
+
+    def _fetched(self, rows: Array, name: str) -> Array:
+        parts = self._by_shard(rows)
+        waits = [self._call(s, on_worker.plain, name, local) for s, _, local in parts]
+        found = [wait() for wait in waits]
+        out = np.empty((len(rows), *found[0].shape[1:]))
+        for (_, here, _), values in zip(parts, found, strict=True):
+            out[here] = values
+        return out
+
+    def local(self) -> Any:
+        """The same committee here, with all rows."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        return _same, (self.local(),)
+
+
+def _same(value: Result) -> Result:
+    return value
+
+
+@dataclass
+class ShardedCommittee(Sharded):
+    """Exact experts in shards."""
+
+    latent_shape, unit = Committee.latent_shape, Committee.unit
+
+    @classmethod
+    def from_groups(
+        cls, X: Any, y: Any, groups: list[Array], kernel: str, theta: Hyperparameters
+    ) -> ShardedCommittee:
+        """Experts whose rows are X[groups[0]], X[groups[1]], …; X and y arrays, or the rows of Dask
+        collections."""
+
+        def build(X: Array, y: Array, groups: list[Array]) -> Shard:
+            return Shard(Committee.from_groups(X, y, groups, kernel, theta))
+
+        bounds, offsets = layout(groups)
+        return cls(sharded(X, y, groups, bounds, build), bounds, offsets, kernel, theta)
+
+    def _changes(self, s: int) -> Any:
+        return {"theta": self.theta, "factor_bytes": self._room()}
+
+    def subset(self, experts: Array) -> _Some:
+        """Some of the experts, for training."""
+        return _Some(self, experts, self.theta)
+
+    def objective(self, theta: Hyperparameters, engine: LocalEngine) -> tuple[float, Array]:
+        """Σ_j log p_j and its gradient, as of a committee on one machine."""
+        return self.objective_of(theta, np.arange(self.n_experts))
+
+    def objective_of(self, theta: Hyperparameters, experts: Array) -> tuple[float, Array]:
+        """The same of some of the experts."""
+        out = self._each(experts, on_worker.contributions, theta)
+        found = np.concatenate(out)
+        check(found[:, 0], self.sizes[experts], theta)
+        sums = found.sum(axis=0)
+        return float(sums[0]), sums[1:]
+
+    def _each(self, experts: Array, function: Any, *arguments: Any) -> list[Any]:
+        """function(shard, *arguments, experts there) of the shards that have some of the experts;
+        None stands for all."""
+        waits = []
+        for s, there in self._places(experts):
+            everyone = len(there) == self.bounds[s + 1] - self.bounds[s]
+            waits.append(self._call(s, function, *arguments, None if everyone else there))
+        return [wait() for wait in waits]
+
+    def _places(self, experts: Array) -> list[tuple[int, Array]]:
+        """Shards, and where they have some of the experts."""
+        homes = self.homes[experts]
+        return [(s, experts[homes == s] - self.bounds[s]) for s in np.unique(homes).tolist()]
+
+    def prepare(self, engine: LocalEngine) -> float:
+        """Every shard works out what predictions need. Returns Σ_j log p_j."""
+        self._token = next(_TOKENS)
+        changes = self._changes(0)
+        log_likelihood = np.concatenate(self._all(on_worker.factorize, self._token, changes))
+        check(log_likelihood, self.sizes, self.theta)
+        return float(log_likelihood.sum())
+
+    def together(
+        self, experts: Array, function: Callable[[Any, Array, LocalEngine], Result],
+        engine: LocalEngine,
+    ) -> Callable[[], Result]:  # fmt: skip
+        """What gives function(committee, numbers, engine), for a committee of the experts that is
+        put together on one of the workers."""
+        places = self._places(experts)
+
+        def submit() -> Any:
+            parts = [
+                self._client.submit(on_worker.extract, self.shards[s].future, there, pure=False)
+                for s, there in places
+            ]
+            return self._client.submit(on_worker.together, function, self.theta, parts, pure=False)
+
+        return self._start([self.shards[s] for s, _ in places], submit)
+
+    def augmented(self, own: Array, experts: Array, X: Array, y: Array) -> ShardedCommittee:
+        """Some of the experts, each with the rows X, y first and then those of its own that a mask
+        over all rows leaves it."""
+        places, ends = self._places(experts), self.offsets[self.bounds]
+
+        def bring(s: int, there: Array) -> Any:
+            self.shards[s].restore()
+            future, mask = self.shards[s].future, own[ends[s] : ends[s + 1]]
+            return self._client.submit(on_worker.augmented, future, mask, there, X, y, pure=False)
+
+        shards = [Kept(partial(bring, s, there)) for s, there in places]
+        sizes = np.add.reduceat(own.astype(np.intp), self.offsets[:-1])[experts] + len(y)
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        bounds = np.concatenate([[0], np.cumsum([len(there) for _, there in places])])
+        return ShardedCommittee(shards, bounds, offsets, self.kernel, self.theta)
+
+    with_communication = Committee.with_communication
+
+    def local(self) -> Committee:
+        committee = on_worker.joined(self._all(on_worker.whole), self.theta)
+        committee.factor_bytes = self.factor_bytes
+        return committee
+
+
+@dataclass
+class _Some:
+    """Some experts of a sharded committee, as far as training needs them."""
+
+    committee: ShardedCommittee
+    experts: Array
+    theta: Hyperparameters
+
+    @property
+    def kernel(self) -> str:
+        return self.committee.kernel
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.committee.sizes[self.experts].sum())
+
+    def objective(self, theta: Hyperparameters, engine: LocalEngine) -> tuple[float, Array]:
+        return self.committee.objective_of(theta, self.experts)
+
+
+@dataclass
+class ShardedSparse(Sharded):
+    """Sparse experts in shards. The workers have the rows; inducing inputs and sites, which change
+    from step to step, are the client's and travel with each call."""
+
+    likelihood: Likelihood = field(default_factory=Likelihood)
+    Z: Array = field(default_factory=lambda: np.empty((0, 0)))
+    z_offsets: Array = field(default_factory=lambda: np.zeros(1, dtype=np.intp))
+    sites: Sites = field(default_factory=lambda: Sites.silent(0, 1))
+    _known: dict[int, Kept] = field(default_factory=dict, repr=False)
+
+    is_exact = False
+    latent_shape, unit = SparseCommittee.latent_shape, SparseCommittee.unit
+    sample = SparseCommittee.sample
+
+    @classmethod
+    def from_groups(
+        cls, X: Any, y: Any, groups: list[Array], kernel: str, theta: Hyperparameters,
+        likelihood: Likelihood, n_inducing: int, rng: np.random.Generator, engine: LocalEngine,
+    ) -> ShardedSparse:  # fmt: skip
+        """As of a committee on one machine; X and y arrays, or the rows of Dask collections."""
+
+        def build(X: Array, y: Array, groups: list[Array]) -> Shard:
+            rows, ends = np.concatenate(groups), np.cumsum([0] + [len(group) for group in groups])
+            nothing = np.empty((0, X.shape[1])), np.zeros(len(ends), dtype=np.intp)
+            return Shard(
+                SparseCommittee(
+                    X[rows], y[rows], ends, kernel, theta, likelihood, *nothing, Sites.silent(0, 1)
+                )
+            )
+
+        bounds, offsets = layout(groups)
+        among = choice(groups, n_inducing, rng)
+        self = cls(
+            sharded(X, y, groups, bounds, build), bounds, offsets, kernel, theta,
+            likelihood=likelihood,
+        )  # fmt: skip
+        waits = [
+            self._call(s, on_worker.inducing, n_inducing, among[a:b])
+            for s, (a, b) in enumerate(pairwise(bounds))
+        ]
+        Z = list(chain.from_iterable(wait() for wait in waits))
+        self.Z, self.z_offsets = np.concatenate(Z), np.cumsum([0] + [len(z) for z in Z])
+        self.sites = Sites(*likelihood.first_sites(self.targets(np.arange(self.n_rows))))
+        return self
+
+    def _rows_of(self, s: int) -> slice:
+        return slice(*self.offsets[self.bounds[s : s + 2]])
+
+    def _inducing_of(self, s: int) -> slice:
+        return slice(*self.z_offsets[self.bounds[s : s + 2]])
+
+    def _z_offsets_of(self, s: int) -> Array:
+        ends = self.z_offsets[self.bounds[s] : self.bounds[s + 1] + 1]
+        return ends - ends[0]
+
+    def _changes(self, s: int) -> Any:
+        """Where θ, likelihood, inducing inputs and sites of a shard lie, once they are there."""
+        if s not in self._known:
+            changes = self._but_sites(s) | {"sites": self.sites[self._rows_of(s)]}
+            self._known[s] = Kept(lambda: _given(self._client, changes, s))
+        return self._known[s]
+
+    def _but_sites(self, s: int) -> dict[str, Any]:
+        return {
+            "theta": self.theta, "likelihood": self.likelihood, "Z": self.Z[self._inducing_of(s)],
+            "z_offsets": self._z_offsets_of(s), "factor_bytes": self._room(),
+        }  # fmt: skip
+
+    def objective(
+        self, theta: Hyperparameters, likelihood: Likelihood, Z: Array, engine: LocalEngine
+    ) -> tuple[float, Array, Array]:
+        """As of a committee on one machine."""
+        waits = [
+            self._call(
+                s, on_worker.terms, theta, likelihood, Z[self._inducing_of(s)],
+                self._z_offsets_of(s), *self._sites_of(s),
+            )
+            for s in range(len(self.shards))
+        ]  # fmt: skip
+        return total(chain.from_iterable(self._with_sites(waits)))
+
+    def _sites_of(self, s: int) -> tuple[Array, Array]:
+        sites = self.sites[self._rows_of(s)]
+        return sites.weight, sites.shift
+
+    def _with_sites(self, waits: list[Callable[[], Any]]) -> list[Any]:
+        """What the calls found; the sites that came with it are kept."""
+        results = [
+            wait() for wait in waits
+        ]  # all or nothing: an interrupt leaves them as they were
+        for s, (_, sites) in enumerate(results):
+            rows = self._rows_of(s)
+            self.sites.weight[rows], self.sites.shift[rows] = sites.weight, sites.shift
+        return [found for found, _ in results]
+
+    def prepare(self, engine: LocalEngine) -> float:
+        """Finds every q(u). Returns Σ_j ELBO_j."""
+        self._token, self._known = next(_TOKENS), {}
+        waits = [
+            self._call(
+                s, on_worker.bounds, self._token, self._but_sites(s), *self._sites_of(s)
+            )
+            for s in range(len(self.shards))
+        ]  # fmt: skip
+        return sum(chain.from_iterable(self._with_sites(waits)))
+
+    def local(self) -> SparseCommittee:
+        parts = self._all(on_worker.whole)
+        return SparseCommittee(
+            np.concatenate([part.X for part in parts]), np.concatenate([part.y for part in parts]),
+            self.offsets, self.kernel, self.theta, self.likelihood, self.Z, self.z_offsets,
+            self.sites, self.factor_bytes,
+        )  # fmt: skip
+
+
+def layout(groups: list[Array]) -> tuple[Array, Array]:
+    """The experts of each shard as bounds, and the rows of each expert as offsets."""
+    offsets = np.concatenate([[0], np.cumsum([len(group) for group in groups])])
+    N, J = int(offsets[-1]), len(groups)
+    n = int(np.clip(-(-N // _SHARD_ROWS), min(J, 4), _MOST_SHARDS))
+    cuts = np.searchsorted(offsets, np.arange(1, n) * (N / n))
+    return np.unique(np.concatenate([[0], np.clip(cuts, 1, J), [J]])), offsets
+
+
+def sharded(
+    X: Any, y: Any, groups: list[Array], bounds: Array,
+    build: Callable[[Array, Array, list[Array]], Shard],
+) -> list[Kept]:  # fmt: skip
+    """The shards of some rows; build(X, y, groups) makes one."""
+    client = current_client()
+    if not isinstance(X, np.ndarray):
+        return [Kept(bring) for bring in X.shards(y, groups, bounds, build, client)]
+
+    def kept(s: int, shard: Shard) -> Kept:
+        return Kept(lambda: _given(client, shard, s))
+
+    parts = [groups[a:b] for a, b in pairwise(bounds)]
+    return [kept(s, build(X, y, part)) for s, part in enumerate(parts)]
+
+
+def _given(client: Any, value: Any, s: int) -> Any:
+    """A value on one of the workers, which take turns."""
+    while not (workers := sorted(client.nthreads())):
+        client.wait_for_workers(1)
+    return client.scatter([value], workers=[workers[s % len(workers)]], hash=False)[0]

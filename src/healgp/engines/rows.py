@@ -1,0 +1,178 @@
+"""Rows of Dask collections: looked at in samples and block by block, and never all in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from healgp.engines.dask import current_client
+from healgp.engines.shards import Shard
+
+Array = np.ndarray
+
+
+def is_collection(X: Any) -> bool:
+    """Whether it is a Dask array or DataFrame."""
+    return hasattr(X, "__dask_graph__")
+
+
+def blocks_of(X: Any, what: str) -> Any:
+    """A Dask array of X that is divided by rows only."""
+    if hasattr(X, "to_dask_array"):
+        X = X.to_dask_array(lengths=True)
+    if X.ndim not in (1, 2):
+        raise ValueError(f"{what} has {X.ndim} dimensions; it must have rows and columns.")
+    if np.isnan(X.shape[0]):
+        X = X.compute_chunk_sizes()
+    return X.rechunk({1: -1}) if X.ndim == 2 else X
+
+
+def training_rows(estimator: Any, X: Any, y: Any, numeric: bool) -> tuple[Rows, Rows]:
+    """X [N, D] and y [N] of Dask collections, checked as scikit-learn checks arrays; `numeric` is
+    whether y must be numbers."""
+    names = getattr(X, "columns", None)
+    X, y = blocks_of(X, "X"), blocks_of(y, "y")
+    if X.ndim != 2:
+        raise ValueError("X has one dimension; it must have rows and columns.")
+    if y.ndim == 2:
+        if y.shape[1] != 1:
+            raise ValueError(f"y has {y.shape[1]} columns; it must have one.")
+        y = y[:, 0]
+    if len(X) != len(y):
+        raise ValueError(f"X has {len(X)} rows, but y has {len(y)}.")
+    if 0 in X.shape:
+        raise ValueError(f"X has shape {X.shape}: there is nothing to learn from.")
+    X = _numbers(X, "X")
+    y = _numbers(y, "y") if numeric else y
+    X, y = X.rechunk({0: _filled(X.chunks[0])}), y.rechunk((_filled(X.chunks[0]),))
+    X, y = (Rows(array.persist()) for array in (X, y))
+    for what, rows in (("X", X), ("y", y)):
+        if (what == "X" or numeric) and not all(rows.each(_finite)):
+            raise ValueError(
+                f"{what} contains NaN or infinity, or a value too large for float64. Leave those "
+                "rows out, or impute them, before you fit."
+            )
+    estimator.n_features_in_ = X.shape[1]
+    if names is not None and all(isinstance(name, str) for name in names):
+        estimator.feature_names_in_ = np.asarray(names, dtype=object)
+    return X, y
+
+
+def _numbers(array: Any, what: str) -> Any:
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} is of type {array.dtype}; it must hold numbers.") from None
+
+
+def _filled(chunks: tuple[int, ...]) -> tuple[int, ...]:
+    """Blocks without those that have no rows."""
+    return tuple(n for n in chunks if n)
+
+
+def _finite(block: Array) -> bool:
+    return bool(np.isfinite(block).all())
+
+
+class Rows:
+    """A Dask array as far as the library needs an array: its length, some of its rows, shifted and
+    divided, and functions of its blocks."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self._ends = np.concatenate([[0], np.cumsum(array.chunks[0])]).astype(np.intp)
+        self.shape, self.ndim = array.shape, array.ndim
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __sub__(self, value: Any) -> Rows:
+        return Rows(self._array - value)
+
+    def __truediv__(self, value: Any) -> Rows:
+        return Rows(self._array / value)
+
+    def map(self, function: Callable[[Array], Array], dtype: Any) -> Rows:
+        """A function of each row, as one of blocks."""
+        return Rows(self._array.map_blocks(function, dtype=dtype))
+
+    def __getitem__(self, rows: Array) -> Array:
+        """Some rows, here."""
+        block = np.searchsorted(self._ends, rows, side="right") - 1
+        used = np.unique(block)
+        places = [np.flatnonzero(block == b) for b in used]
+        found = self._computed(
+            lambda block, local: block[local],
+            used, [(rows[here] - self._ends[b],) for b, here in zip(used, places, strict=True)],
+        )  # fmt: skip
+        out = np.empty((len(rows), *self.shape[1:]), dtype=self._array.dtype)
+        for here, values in zip(places, found, strict=True):
+            out[here] = values
+        return out
+
+    def each(self, function: Callable[..., Any], *arguments: Array) -> list[Any]:
+        """function(block, …) of every block, with its part of arrays that have one entry a row."""
+        ends = list(zip(self._ends[:-1], self._ends[1:], strict=True))
+        parts = [tuple(argument[a:b] for argument in arguments) for a, b in ends]
+        return self._computed(function, range(len(ends)), parts)
+
+    def _computed(self, function: Callable[..., Any], blocks: Any, arguments: list[Any]) -> Any:
+        from dask import delayed
+
+        task, parts = delayed(function, pure=False), self._parts()
+        tasks = [task(parts[b], *given) for b, given in zip(blocks, arguments, strict=True)]
+        client = current_client()
+        return client.gather(client.compute(tasks))
+
+    def _parts(self) -> Array:
+        return self._array.to_delayed().ravel()
+
+    def shards(
+        self, y: Rows, groups: list[Array], bounds: Array,
+        build: Callable[[Array, Array, list[Array]], Shard], client: Any,
+    ) -> list[Callable[[], Any]]:  # fmt: skip
+        """For each run of groups, what brings build(X, y, groups) to a worker, from the rows of
+        those groups. Dask knows how each was made, so it can make it again."""
+        from dask import delayed
+
+        labels = np.empty(len(self), dtype=np.int32)
+        labels[np.concatenate(groups)] = np.repeat(np.arange(len(groups)), [len(g) for g in groups])
+        split, pick, assemble = (delayed(f, pure=False) for f in (_split, _pick, _assemble))
+        ends = zip(self._ends[:-1], self._ends[1:], strict=True)
+        pieces = [
+            split(X_part, y_part, labels[a:b], bounds)
+            for X_part, y_part, (a, b) in zip(self._parts(), y._parts(), ends, strict=True)
+        ]
+        tasks = [
+            assemble([pick(piece, s) for piece in pieces], build) for s in range(len(bounds) - 1)
+        ]
+        # all at once, so that they share the pieces; again, one by one
+        first = dict(enumerate(client.compute(tasks)))
+
+        def bring(s: int) -> Any:
+            return first.pop(s, None) or client.compute(tasks[s])
+
+        return [partial(bring, s) for s in range(len(tasks))]
+
+
+def _split(X: Array, y: Array, labels: Array, bounds: Array) -> list[tuple[Array, Array, Array]]:
+    """The rows of a block by shard."""
+    order = np.argsort(labels, kind="stable")
+    cuts = np.searchsorted(labels[order], bounds[1:-1])
+    return [(X[part], y[part], labels[part]) for part in np.split(order, cuts)]
+
+
+def _pick(pieces: list[Any], s: int) -> Any:
+    return pieces[s]
+
+
+def _assemble(
+    pieces: list[tuple[Array, Array, Array]], build: Callable[[Array, Array, list[Array]], Shard]
+) -> Shard:
+    X, y, labels = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+    order = np.argsort(labels, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+    return build(X, y, groups)
