@@ -6,11 +6,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 
+from healgp.checkpoint import Journal
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee, ExpertError
 from healgp.experts.sparse import SparseCommittee
@@ -79,11 +81,13 @@ def train(
     tolerance: float = _EXACT_TOLERANCE,
     warn: bool = True,
     spread: float = np.inf,
+    journal: Journal | None = None,
 ) -> Training:
     """Maximises Σ_j log p(y⁽ʲ⁾ | X⁽ʲ⁾, θ) from committee.theta, within the bounds above times the
     scales of X [D] and y. An evaluation that fails, or Ctrl-C, keeps the best θ so far. It ends
     at a relative gain of `tolerance`, and warns if max_iter comes first; `spread` is the deviation
-    of a prior that draws the logarithms of the lengthscales together."""
+    of a prior that draws the logarithms of the lengthscales together. A journal keeps the
+    evaluations."""
     if max_iter == 0:
         return Training(committee.theta, 0)
     D = len(scale_X)
@@ -99,8 +103,9 @@ def train(
         return value, _tied(gradient, D, ard)[: len(log_theta)]
 
     found = _maximise(
-        objective, committee.theta.to_log(ard, shaped), bounds, committee.n_rows, max_iter,
-        tolerance, report, warn,
+        objective if journal is None else journal.remembered(objective),
+        committee.theta.to_log(ard, shaped), bounds, committee.n_rows, max_iter, tolerance, report,
+        warn,
     )  # fmt: skip
     theta = Hyperparameters.from_log(found.point, D, ard)
     return Training(theta, found.n_iter, found.gain, found.stopped)
@@ -115,6 +120,7 @@ def train_progressively(
     rng: np.random.Generator,
     engine: LocalEngine,
     report: Report = lambda iteration, value: None,
+    journal: Journal | None = None,
 ) -> Training:
     """The same from few experts to many: θ is found on some that are drawn at random, then on four
     times as many, and so on.
@@ -130,17 +136,20 @@ def train_progressively(
         some = committee.subset(np.sort(order[:n]))
         some.theta = theta
         found = train(
-            some, ard, max_iter, scale_X, scale_y, engine, report, _STAGE_TOLERANCE, warn=False
-        )
+            some, ard, max_iter, scale_X, scale_y, engine, report, _STAGE_TOLERANCE, warn=False,
+            journal=journal,
+        )  # fmt: skip
         theta, iterations = found.theta, iterations + found.n_iter
         left = found.gain / (_MORE - 1) * (1.0 - n / J)
         if found.stopped or left < _ENOUGH:
-            return Training(theta, iterations)
+            return Training(theta, iterations, stopped=found.stopped)
         n *= _MORE
     committee.theta = theta
     tolerance = _EXACT_TOLERANCE if n == _FIRST else _STAGE_TOLERANCE
-    found = train(committee, ard, max_iter, scale_X, scale_y, engine, report, tolerance)
-    return Training(found.theta, iterations + found.n_iter)
+    found = train(
+        committee, ard, max_iter, scale_X, scale_y, engine, report, tolerance, journal=journal
+    )
+    return Training(found.theta, iterations + found.n_iter, stopped=found.stopped)
 
 
 def train_sparse(
@@ -152,12 +161,12 @@ def train_sparse(
     scale_y: float,
     engine: LocalEngine,
     report: Report = lambda iteration, value: None,
-) -> int:
+    journal: Journal | None = None,
+) -> Training:
     """Maximises Σ_j ELBO_j over every q(u) and the inducing inputs, and over θ and the likelihood's
-    parameter unless with_kernel is False. The committee is left with the best; returns the number
-    of iterations."""
+    parameter unless with_kernel is False. The committee is left with the best."""
     if max_iter == 0:
-        return 0
+        return Training(committee.theta, 0)
     D, M = len(scale_X), len(committee.Z)
     shaped, likelihood = committee.kernel in SHAPE_NAMES, committee.likelihood
     noise = isinstance(likelihood, Gaussian)
@@ -191,9 +200,22 @@ def train_sparse(
     tolerance = _VARIATIONAL_TOLERANCE if with_kernel else _INDUCING_TOLERANCE
     if noise:
         tolerance = _COLLAPSED_TOLERANCE
-    found = _maximise(objective, start, bounds, committee.n_rows, max_iter, tolerance, report)
+    kept = objective if journal is None else journal.remembered(objective, *_sites_of(committee))
+    found = _maximise(kept, start, bounds, committee.n_rows, max_iter, tolerance, report)
     committee.theta, committee.likelihood, committee.Z = at(found.point)
-    return found.n_iter
+    return Training(committee.theta, found.n_iter, stopped=found.stopped)
+
+
+def _sites_of(committee: SparseCommittee) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """What one evaluation leaves to the next, and what puts it back."""
+
+    def state() -> list[np.ndarray]:
+        return [committee.sites.weight, committee.sites.shift]
+
+    def restore(state: list[np.ndarray]) -> None:
+        committee.sites.weight[:], committee.sites.shift[:] = state
+
+    return state, restore
 
 
 def _tied(gradient: np.ndarray, D: int, ard: bool) -> np.ndarray:

@@ -248,9 +248,34 @@ class Sharded(Experts):
     def __reduce__(self) -> Any:
         return _same, (self.local(),)
 
+    def passport(self) -> Passport:
+        """What goes to a worker that is to ask the shards itself."""
+        state = self.__dict__ | {"shards": [kept.future for kept in self.shards], "_client": None}
+        if "_known" in state:
+            state["_known"] = {}
+        return Passport(type(self), state)
+
 
 def _same(value: Result) -> Result:
     return value
+
+
+@dataclass
+class Passport:
+    """A sharded committee on its way to another process: the shards stay where they are."""
+
+    kind: Any
+    state: dict[str, Any]
+
+    def committee(self) -> Any:
+        committee = object.__new__(self.kind)
+        shards = [Kept(partial(_arrived, future)) for future in self.state["shards"]]
+        committee.__dict__.update(self.state | {"shards": shards, "_client": current_client()})
+        return committee
+
+
+def _arrived(future: Any) -> Any:
+    return future
 
 
 @dataclass

@@ -77,6 +77,60 @@ def _finite(block: Array) -> bool:
     return bool(np.isfinite(block).all())
 
 
+def predicted(
+    model: Any, X: Any, function: Callable[[Any, Array], Array], width: int, dtype: Any = float
+) -> Any:
+    """A lazy Dask array [n, width] of function(model, block) over the blocks of X. Each is worked
+    out on a worker, which asks the shards."""
+    import dask.array as da
+    from dask import delayed
+
+    names = getattr(X, "columns", None)
+    X = blocks_of(X, "X")
+    if X.ndim != 2 or X.shape[1] != model.n_features_in_:
+        found = X.shape[1] if X.ndim == 2 else 1
+        raise ValueError(
+            f"X has {found} features, but {type(model).__name__} is expecting "
+            f"{model.n_features_in_} features as input."
+        )
+    known = getattr(model, "feature_names_in_", None)
+    if names is not None and known is not None and list(names) != list(known):
+        raise ValueError(
+            "The columns of X must be those of the fit, in the same order: "
+            f"{', '.join(map(str, known))}."
+        )
+    traveller = delayed(_Traveller(model), pure=False)
+    task = delayed(_on_worker, pure=False)
+    parts = [
+        da.from_delayed(task(traveller, part, function), shape=(n, width), dtype=dtype)
+        for part, n in zip(X.to_delayed().ravel(), X.chunks[0], strict=True)
+    ]
+    return da.concatenate(parts)
+
+
+class _Traveller:
+    """A fitted model on its way to a worker, without what makes it a Dask task's own."""
+
+    def __init__(self, model: Any) -> None:
+        self._kind, committee = type(model), model._committee
+        self._state = model.__dict__ | {"_committee": committee.passport(), "_grbcm": None}
+
+    def model(self) -> Any:
+        model = object.__new__(self._kind)
+        model.__dict__.update(self._state)
+        # names were checked when the prediction was asked for
+        model.__dict__.pop("feature_names_in_", None)
+        model._committee = model._committee.committee()
+        return model
+
+
+def _on_worker(traveller: _Traveller, X: Array, function: Callable[[Any, Array], Array]) -> Array:
+    from distributed import worker_client
+
+    with worker_client():  # which makes room for the shards' own tasks
+        return function(traveller.model(), np.asarray(X, dtype=np.float64))
+
+
 class Rows:
     """A Dask array as far as the library needs an array: its length, some of its rows, shifted and
     divided, and functions of its blocks."""

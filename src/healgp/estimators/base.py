@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from tqdm import tqdm
 
 from healgp import calibration, partition, routing, selection, training
+from healgp.checkpoint import Journal
 from healgp.checks import check_bool, check_number, choose
 from healgp.engines.local import LocalEngine, blas_threads, effective_n_jobs, memory
 from healgp.estimators.scaling import Scaling
@@ -59,6 +60,11 @@ class ExpertGP(BaseEstimator):
             check_number("memory_budget", self.memory_budget, 0)
         check_number("routing_tol", self.routing_tol, 0, positive=True)
         choose("engine", self.engine, ("local", "dask"))
+        if self.checkpoint is not None and self.random_state is None:
+            raise ValueError(
+                "checkpoint needs a random_state that is a number: a fit that goes on must divide "
+                "the rows as the one before did."
+            )
         check_number("max_iter", self.max_iter, 0, integer=True)
         effective_n_jobs(self.n_jobs)
 
@@ -156,16 +162,30 @@ class ExpertGP(BaseEstimator):
             trained = committee
             if committee.sizes.max() > limit:
                 trained = committee.sample(limit, np.arange(committee.n_experts), rng)
-            with self._progress("training", max_iter, "it") as bar:
-                n_iter = training.train_sparse(
+            with (
+                self._journal(committee, rows, scaling) as journal,
+                self._progress("training", max_iter, "it") as bar,
+            ):
+                found = training.train_sparse(
                     trained, with_kernel, self.ard, max_iter, scaling.x_left, scaling.y_left,
-                    engine, _reporter(bar, "ELBO per row"),
+                    engine, _reporter(bar, "ELBO per row"), journal,
                 )  # fmt: skip
                 bar.total = bar.n
             committee.theta, committee.likelihood = trained.theta, trained.likelihood
             committee.Z, committee.factor_bytes = trained.Z, self._factor_bytes()
             elbo = committee.prepare(engine)
-        return committee, n_iter, elbo
+            if not found.stopped:
+                journal.done()
+        return committee, found.n_iter, elbo
+
+    def _journal(self, committee: Any, rows: list[Array], scaling: Scaling) -> Journal:
+        """The evaluations of training, where they are to be kept."""
+        elsewhere = ("checkpoint", "engine", "n_jobs", "verbose", "memory_budget", "partition")
+        parameters = {k: v for k, v in self.get_params().items() if k not in elsewhere}
+        return Journal(
+            self.checkpoint, type(self).__name__, parameters, committee.kernel, committee.offsets,
+            committee.theta.to_log(True, True), np.concatenate(rows), *vars(scaling).values(),
+        )  # fmt: skip
 
     def _store(
         self,
@@ -410,6 +430,16 @@ class ExpertGP(BaseEstimator):
         return self._scaling.inputs(
             validate_data(self, X, reset=False, dtype=np.float64, order="C")
         )
+
+    def _lazily(self, X: Any, function: Any, width: int, dtype: Any = float) -> Any:
+        """For a Dask collection X, a lazy Dask array [n, width] of function(model, rows); None for
+        everything else."""
+        check_is_fitted(self)
+        if self.engine != "dask":
+            return None
+        from healgp.engines import rows
+
+        return rows.predicted(self, X, function, width, dtype) if rows.is_collection(X) else None
 
     def _latent(
         self, X: Any, settings: Sequence[Mapping[str, Any]]

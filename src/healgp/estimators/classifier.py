@@ -80,6 +80,10 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         "local" is the threads of this machine. "dask" has the experts on the workers of the current
         `dask.distributed` client; X and y may then be Dask arrays or DataFrames too, whose rows
         never come together in one place.
+    checkpoint : path or None, default=None
+        A file for what training has found so far, as it goes. A fit that was killed and is begun
+        again, on the same rows with the same parameters (random_state a number), goes on from
+        there, to the same model; the file is gone when it has ended.
     n_jobs : int or None, default=None
         Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
         depend on it.
@@ -130,6 +134,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         routing_tol: float = 1e-3,
         memory_budget: float | None = None,
         engine: str = "local",
+        checkpoint: Any = None,
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -152,6 +157,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         self.routing_tol = routing_tol
         self.memory_budget = memory_budget
         self.engine = engine
+        self.checkpoint = checkpoint
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
@@ -243,12 +249,19 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
 
     def predict(self, X: Any) -> Array:
         """The most probable class of each row of X [n, D]."""
+        check_is_fitted(self)
+        lazy = self._lazily(X, _classes, 1, self.classes_.dtype)
+        if lazy is not None:
+            return lazy[:, 0]
         probabilities = self.predict_proba(X)
         return self.classes_[probabilities.argmax(axis=1)]
 
     def predict_proba(self, X: Any) -> Array:
-        """Probabilities [n, n_classes], in the order of `classes_`."""
-        return self.predict_many(X, [{}])[0]
+        """Probabilities [n, n_classes], in the order of `classes_`. With engine="dask", Dask arrays
+        and DataFrames are answered with lazy Dask arrays, here and in `predict`."""
+        check_is_fitted(self)
+        lazy = self._lazily(X, ExpertGPClassifier.predict_proba, len(self.classes_))
+        return self.predict_many(X, [{}])[0] if lazy is None else lazy
 
     def predict_many(self, X: Any, settings: Sequence[Mapping[str, Any]]) -> list[Array]:
         """`predict_proba(X)` under several settings, asking every expert only once.
@@ -289,3 +302,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         shape = (len(mean), likelihood.n_latent)
         p = likelihood.probabilities(mean.reshape(shape), var.reshape(shape))
         return p / p.sum(axis=1, keepdims=True)
+
+
+def _classes(model: ExpertGPClassifier, X: Array) -> Array:
+    return model.predict(X)[:, None]

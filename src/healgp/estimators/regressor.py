@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -109,6 +110,10 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         "local" is the threads of this machine. "dask" has the experts on the workers of the current
         `dask.distributed` client; X and y may then be Dask arrays or DataFrames too, whose rows
         never come together in one place.
+    checkpoint : path or None, default=None
+        A file for what training has found so far, as it goes. A fit that was killed and is begun
+        again, on the same rows with the same parameters (random_state a number), goes on from
+        there, to the same model; the file is gone when it has ended.
     n_jobs : int or None, default=None
         Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
         depend on it, but for rounding where there are fewer experts than threads.
@@ -175,6 +180,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         routing_tol: float = 1e-3,
         memory_budget: float | None = None,
         engine: str = "local",
+        checkpoint: Any = None,
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -202,6 +208,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         self.routing_tol = routing_tol
         self.memory_budget = memory_budget
         self.engine = engine
+        self.checkpoint = checkpoint
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
@@ -284,17 +291,22 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         communication = np.sort(rng.choice(N, m, replace=False))
         with (
             committee.engine(self.n_jobs) as engine,
+            self._journal(committee, rows, scaling) as journal,
             self._progress("training", self.max_iter, "it") as bar,
         ):
             limits = self.ard, self.max_iter, scaling.x_left, scaling.y_left
             report = _reporter(bar, "log p per row")
             if self.training == "full":
-                found = training.train(committee, *limits, engine, report)
+                found = training.train(committee, *limits, engine, report, journal=journal)
             else:
-                found = training.train_progressively(committee, *limits, rng, engine, report)
+                found = training.train_progressively(
+                    committee, *limits, rng, engine, report, journal
+                )
             bar.total = bar.n  # converged: the bar is full
             committee.theta, committee.factor_bytes = found.theta, self._factor_bytes()
             log_likelihood = committee.prepare(engine)
+            if not found.stopped:
+                journal.done()
         self._store(committee, scaling, rng, communication)
         self.kernel_scores_ = chosen.scores
         self.labels_, self.n_iter_ = labels, found.n_iter
@@ -340,12 +352,15 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         variances are exactly those of return_std. What lies between rows is exact for one expert
         and for "nested"; for the other rules it is what `healgp.joint` says, a choice where weights
         vary from row to row.
+
+        With engine="dask", Dask arrays and DataFrames are answered with lazy Dask arrays.
         """
         if return_std and return_cov:
             raise ValueError("Ask for return_std or for return_cov, not for both.")
         if return_cov:
             return self._joint(X)
-        mean, std = self.predict_many(X, [{}])[0]
+        lazy = self._lazily(X, _mean_and_std, 2)
+        mean, std = self.predict_many(X, [{}])[0] if lazy is None else (lazy[:, 0], lazy[:, 1])
         return (mean, std) if return_std else mean
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
@@ -406,6 +421,9 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         check_number("coverage", coverage, 0, positive=True)
         if coverage >= 1:
             raise ValueError(f"coverage={coverage!r} must be below 1; for 95 % it is 0.95.")
+        lazy = self._lazily(X, partial(_interval, coverage=coverage), 2)
+        if lazy is not None:
+            return lazy[:, 0], lazy[:, 1]
         poisson = self._poisson()
         if poisson is not None:
             latent = self._latent(X, [{}])[1][0]
@@ -472,6 +490,14 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         check_is_fitted(self)
         likelihood = getattr(self._committee, "likelihood", None)
         return likelihood if isinstance(likelihood, Poisson) else None
+
+
+def _mean_and_std(model: ExpertGPRegressor, X: Array) -> Array:
+    return np.column_stack(model.predict_many(X, [{}])[0])
+
+
+def _interval(model: ExpertGPRegressor, X: Array, coverage: float) -> Array:
+    return np.column_stack(model.predict_interval(X, coverage))
 
 
 def _check_counts(y: Array) -> None:

@@ -198,7 +198,7 @@ def parameters_of(fit: str, name: str) -> dict[str, Any]:
         return {}
     estimator = ExpertGPClassifier if FITS[fit].run is _mnist else ExpertGPRegressor
     parameters = estimator(**given(fit, name)).get_params()
-    for ignored in ("verbose", "n_jobs", "memory_budget", "engine"):
+    for ignored in ("verbose", "n_jobs", "memory_budget", "engine", "checkpoint"):
         del parameters[ignored]
     return parameters | {"seeds": seeds_of(fit, name)}
 
