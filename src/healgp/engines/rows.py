@@ -22,7 +22,7 @@ def is_collection(X: Any) -> bool:
 def blocks_of(X: Any, what: str) -> Any:
     """A Dask array of X that is divided by rows only."""
     if hasattr(X, "to_dask_array"):
-        X = X.to_dask_array(lengths=True)
+        X = X.to_dask_array()
     if X.ndim not in (1, 2):
         raise ValueError(f"{what} has {X.ndim} dimensions; it must have rows and columns.")
     if np.isnan(X.shape[0]):
@@ -62,10 +62,12 @@ def training_rows(estimator: Any, X: Any, y: Any, numeric: bool) -> tuple[Rows, 
 
 
 def _numbers(array: Any, what: str) -> Any:
-    try:
-        return array.astype(np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"{what} is of type {array.dtype}; it must hold numbers.") from None
+    if array.dtype.kind not in "fiub":
+        raise ValueError(
+            f"{what} is of type {array.dtype}; it must hold numbers. Turn text into numbers first, "
+            "for instance with dask.dataframe.get_dummies."
+        )
+    return array.astype(np.float64)
 
 
 def _filled(chunks: tuple[int, ...]) -> tuple[int, ...]:

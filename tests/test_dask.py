@@ -1,0 +1,260 @@
+"""The experts on a real cluster of worker processes: the same model as on one machine, whatever the
+blocks and workers, also when workers are killed."""
+
+import logging
+import os
+import pickle
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+pytest.importorskip("distributed", reason="needs the extra dask")
+
+import dask.array as da
+import dask.dataframe as dd
+import pandas as pd
+from distributed import Client, LocalCluster
+
+from healgp import ExpertGPClassifier, ExpertGPRegressor, partition
+from healgp.engines import dask as engine
+from healgp.engines.rows import Rows
+from healgp.estimators.scaling import center_and_scale
+
+RNG = np.random.default_rng(0)
+N = 4000
+X = RNG.uniform(-3, 3, (N, 3)) * [1, 2, 300]
+Y = np.sin(2 * X[:, 0]) * X[:, 1] + 0.1 * RNG.standard_normal(N)
+NEW = RNG.uniform(-3, 3, (500, 3)) * [1, 2, 300]
+SMALL = dict(points_per_expert=50, random_state=0)
+RULES = ["gpoe", "rbcm", "grbcm", "barycenter", "nested"]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
+        silence_logs=logging.CRITICAL,
+    ) as cluster:  # fmt: skip
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster):
+    with Client(cluster) as client:
+        client.wait_for_workers(2)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def local():
+    return ExpertGPRegressor(**SMALL).fit(X, Y)
+
+
+def given(kind, tmp_path):
+    if kind == "arrays":
+        return X, Y
+    if kind == "dask arrays":  # blocks of their own, across the columns too
+        return da.from_array(X, chunks=(1300, 2)), da.from_array(Y, chunks=700)
+    table = pd.DataFrame(X, columns=["a", "b", "c"]).assign(y=Y)
+    if kind == "parquet":
+        dd.from_pandas(table, npartitions=3).to_parquet(tmp_path / "table")
+        table = dd.read_parquet(tmp_path / "table")
+    else:
+        table = dd.from_pandas(table, npartitions=5)
+    return table[["a", "b", "c"]], table["y"]
+
+
+def same(one, other):
+    np.testing.assert_allclose(one.lengthscales_, other.lengthscales_, rtol=1e-8)
+    np.testing.assert_array_equal(one.labels_, other.labels_)
+    for name in ("temperature_", "aggregation_", "kernel_", "n_iter_"):
+        assert getattr(one, name) == getattr(other, name), name
+    assert one.log_marginal_likelihood_ == pytest.approx(other.log_marginal_likelihood_, rel=1e-10)
+    for a, b in zip(one.predict_many(NEW, [{}]), other.predict_many(NEW, [{}]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dask arrays", "frames", "parquet"])
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+def test_the_same_model_as_on_one_machine(kind, client, local, tmp_path):
+    model = ExpertGPRegressor(engine="dask", **SMALL).fit(*given(kind, tmp_path))
+    same(model, local)
+    if kind in ("arrays", "dask arrays"):
+        settings = [{"aggregation": rule, "temperature": 10.0} for rule in RULES]
+        for setting, a, b in zip(
+            settings, model.predict_many(NEW, settings), local.predict_many(NEW, settings),
+            strict=True,
+        ):  # fmt: skip
+            np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8, err_msg=str(setting))
+        a, b = (m.predict(NEW[:20], return_cov=True)[1] for m in (model, local))
+        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
+
+
+def test_full_training_and_other_blocks(client, monkeypatch):
+    kw = dict(SMALL, training="full", kernel="matern32", aggregation="gpoe", partition="random")
+    expected = ExpertGPRegressor(**kw).fit(X, Y)
+    for rows in (200, 1500):
+        monkeypatch.setattr(engine, "_SHARD_ROWS", rows)
+        same(ExpertGPRegressor(engine="dask", **kw).fit(X, Y), expected)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "poisson"])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_sparse_experts(client, likelihood):
+    y = Y if likelihood == "gaussian" else np.random.default_rng(1).poisson(np.exp(Y / 4))
+    kw = dict(
+        points_per_expert=400, n_inducing=20, likelihood=likelihood, kernel="rbf", random_state=0,
+        max_iter=10,
+    )  # fmt: skip
+    expected = ExpertGPRegressor(**kw).fit(X, y)
+    for A, b in ((X, y), (da.from_array(X, chunks=(900, 3)), da.from_array(y, chunks=900))):
+        model = ExpertGPRegressor(engine="dask", **kw).fit(A, b)
+        assert model.elbo_ == pytest.approx(expected.elbo_, rel=1e-10)
+        a, b = model.predict(NEW, return_std=True), expected.predict(NEW, return_std=True)
+        np.testing.assert_allclose(a, b, rtol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_classes(client):
+    D, labels = load_digits(return_X_y=True)
+    labels = np.array(["even", "three", "odd"])[np.where(labels == 3, 1, 2 * (labels % 2))]
+    kw = dict(points_per_expert=300, n_inducing=20, random_state=0, max_iter=5)
+    expected = ExpertGPClassifier(**kw).fit(D, labels)
+    p = expected.predict_proba(D[:100])
+    for A, b in (
+        (D, labels),
+        (da.from_array(D, chunks=(500, 64)), da.from_array(labels, chunks=400)),
+    ):
+        model = ExpertGPClassifier(engine="dask", **kw).fit(A, b)
+        np.testing.assert_array_equal(model.classes_, expected.classes_)
+        np.testing.assert_allclose(model.predict_proba(D[:100]), p, rtol=1e-8, atol=1e-12)
+    lazy = da.from_array(D[:100], chunks=(60, 64))
+    np.testing.assert_allclose(model.predict_proba(lazy).compute(), p, rtol=1e-8, atol=1e-12)
+    np.testing.assert_array_equal(model.predict(lazy).compute(), expected.predict(D[:100]))
+
+
+def test_predictions_of_collections_are_lazy(client, local):
+    model = ExpertGPRegressor(engine="dask", **SMALL).fit(X, Y)
+    new = da.from_array(NEW, chunks=(200, 3))
+    mean, std = model.predict(new, return_std=True)
+    lower, upper = model.predict_interval(new, 0.9)
+    for array in (mean, std, lower, upper):
+        assert isinstance(array, da.Array)
+        assert array.shape == (500,)
+    expected = local.predict(NEW, return_std=True)
+    np.testing.assert_allclose(mean.compute(), expected[0], rtol=1e-8)
+    np.testing.assert_allclose(std.compute(), expected[1], rtol=1e-8)
+    np.testing.assert_allclose(lower.compute(), local.predict_interval(NEW, 0.9)[0], rtol=1e-8)
+    frame = dd.from_pandas(pd.DataFrame(NEW, columns=["a", "b", "c"]), npartitions=2)
+    np.testing.assert_allclose(model.predict(frame).compute(), expected[0], rtol=1e-8)
+    with pytest.raises(ValueError, match="3 features"):
+        model.predict(new[:, :2])
+
+
+def kill_one(client, which=0):
+    os.kill(sorted(client.run(os.getpid).values())[which], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dask arrays"])
+def test_killed_workers_cost_time_and_nothing_else(kind, client, monkeypatch, tmp_path):
+    kw = dict(SMALL, training="full", kernel="rbf")
+    expected = ExpertGPRegressor(**kw).fit(X, Y)
+    evaluations, objective = [], engine.ShardedCommittee.objective
+
+    def counted(self, theta, threads):
+        evaluations.append(theta)
+        if len(evaluations) == 3:  # while its tasks are under way
+            threading.Timer(0.01, kill_one, (client,)).start()
+        return objective(self, theta, threads)
+
+    monkeypatch.setattr(engine.ShardedCommittee, "objective", counted)
+    before = set(client.run(os.getpid).values())
+    model = ExpertGPRegressor(engine="dask", **kw).fit(*given(kind, tmp_path))
+    client.wait_for_workers(2)
+    between = set(client.run(os.getpid).values())
+    assert len(evaluations) > 4
+    assert before != between
+    threading.Timer(0.02, kill_one, (client, 1)).start()
+    same(model, expected)
+    limit = time.monotonic() + 60
+    while set(client.run(os.getpid).values()) == between:
+        assert time.monotonic() < limit, "nobody was killed"
+        same(model, expected)
+    same(model, expected)
+
+
+def test_a_worker_that_joins_gets_work(cluster, client, monkeypatch):
+    kw = dict(SMALL, points_per_expert=300, training="full", kernel="rbf", aggregation="gpoe")
+    expected = ExpertGPRegressor(**kw).fit(X, Y)
+    evaluations, objective = [], engine.ShardedCommittee.objective
+    cluster.scale(1)
+    while len(client.nthreads()) > 1:
+        time.sleep(0.05)
+    (old,) = client.nthreads()
+
+    def counted(self, theta, threads):
+        evaluations.append(theta)
+        if len(evaluations) == 3:
+            cluster.scale(2)
+            client.wait_for_workers(2)
+        return objective(self, theta, threads)
+
+    monkeypatch.setattr(engine.ShardedCommittee, "objective", counted)
+    model = ExpertGPRegressor(engine="dask", **kw).fit(X, Y)
+    (new,) = set(client.nthreads()) - {old}
+    holders = client.who_has([kept.future for kept in model._committee.shards]).values()
+    assert any(new in workers for workers in holders)
+    same(model, expected)
+
+
+def test_a_model_leaves_the_cluster_when_it_is_pickled(cluster, local):
+    with Client(cluster) as client:
+        client.wait_for_workers(2)
+        model = ExpertGPRegressor(engine="dask", **SMALL).fit(X, Y)
+        text = pickle.dumps(model)
+    same(pickle.loads(text).set_params(engine="local"), local)
+
+
+def test_without_a_client_the_error_says_how_to_start_one():
+    with pytest.raises(ValueError, match="Client\\(\\)"):
+        ExpertGPRegressor(engine="dask").fit(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda X, y: (da.where(X > 2.9, np.nan, X), y), "X contains NaN"),
+        (lambda X, y: (X, da.where(y > 1, np.inf, y)), "y contains NaN"),
+        (lambda X, y: (X[:-5], y), "rows"),
+        (lambda X, y: (X[:, 0], y), "one dimension"),
+        (lambda X, y: (X[:0], y[:0]), "nothing to learn"),
+        (lambda X, y: (X, da.stack([y, y], axis=1)), "2 columns"),
+        (lambda X, y: (X.astype(str).map_blocks(lambda b: "x" + b, dtype="U9"), y), "number"),
+    ],
+)
+def test_bad_collections(client, change, match):
+    A, b = change(da.from_array(X, chunks=(1000, 3)), da.from_array(Y, chunks=1000))
+    with pytest.raises((ValueError, TypeError), match=match):
+        ExpertGPRegressor(engine="dask", **SMALL).fit(A, b)
+
+
+def test_partitions_that_need_all_rows_are_refused(client):
+    A, b = da.from_array(X, chunks=(1000, 3)), da.from_array(Y, chunks=1000)
+    with pytest.raises(ValueError, match="'kmeans' or 'random'"):
+        ExpertGPRegressor(engine="dask", partition="balanced").fit(A, b)
+
+
+def test_rows_of_a_collection(client):
+    rows = Rows(da.from_array(X, chunks=(1300, 3)))
+    some = np.array([3999, 0, 1300, 1299, 5, 5])
+    np.testing.assert_array_equal(rows[some], X[some])
+    np.testing.assert_array_equal(((rows - 1.0) / X[0])[some], (X[some] - 1.0) / X[0])
+    for a, b in zip(center_and_scale(rows), center_and_scale(X), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for n in (7, 600):
+        labels = [partition.kmeans(A, n, np.random.default_rng(0)) for A in (rows, X)]
+        np.testing.assert_array_equal(*labels)
