@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr
 
 from healgp import metrics
 from healgp.estimators.regressor import ExpertGPRegressor
+from healgp.evidence import Numbers, evidence
 
 Array = np.ndarray
 
@@ -32,7 +32,7 @@ class Diagnosis:
     n: int
     nlpd: float
     rmse: float
-    crps: float
+    crps: float | None  # of counts it has no closed form
     coverage: dict[float, float]  # share of rows within the central interval of each level
     pit: Array  # shares [10] of rows by where y falls in its predicted distribution; 0.1 is right
     voters: float | None  # experts that effectively vote per row, exp of the weights' entropy
@@ -40,7 +40,8 @@ class Diagnosis:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.n:,} rows: NLPD {self.nlpd:.4f}, RMSE {self.rmse:.4g}, CRPS {self.crps:.4g}",
+            f"{self.n:,} rows: NLPD {self.nlpd:.4f}, RMSE {self.rmse:.4g}"
+            + (f", CRPS {self.crps:.4g}" if self.crps is not None else ""),
             "within the interval of: "
             + ", ".join(f"{level:.0%} {share:.1%}" for level, share in self.coverage.items()),
         ]
@@ -49,9 +50,10 @@ class Diagnosis:
         return "\n".join([*lines, *(self.warnings or ["The intervals are as wide as they say."])])
 
 
-def diagnose(model: ExpertGPRegressor, X: Any, y: Any) -> Diagnosis:
+def diagnose(model: ExpertGPRegressor, X: Any = None, y: Any = None) -> Diagnosis:
     """NLPD, RMSE, CRPS, coverage, PIT histogram and the number of experts that vote, on rows that
     the model was not fitted to; and warnings in words where intervals are too narrow or too wide.
+    Without X and y, on a sample of training rows, each left out of its own expert.
 
     >>> from healgp import ExpertGPRegressor, diagnose
     >>> from healgp.datasets import robot_arm
@@ -60,32 +62,38 @@ def diagnose(model: ExpertGPRegressor, X: Any, y: Any) -> Diagnosis:
     >>> 0.9 < diagnose(model, X[1000:], y[1000:]).coverage[0.95] < 0.99
     True
     """
-    if not isinstance(model, ExpertGPRegressor) or model.likelihood != "gaussian":
+    if not isinstance(model, ExpertGPRegressor):
         raise ValueError(
-            "diagnose() is for an ExpertGPRegressor with likelihood='gaussian'. For classes and "
-            "counts, see log_predictive_density(X, y) and predict_interval(X)."
+            "diagnose() is for an ExpertGPRegressor. For classes, see log_predictive_density(X, y) "
+            "and healgp.plots.calibration(model, X, y)."
         )
-    mean, std = model.predict(X, return_std=True)
-    y = np.asarray(y, dtype=float)
-    if y.shape != mean.shape or not np.isfinite(y).all():
-        raise ValueError(f"y must be {len(mean)} finite numbers, one for each row of X.")
-    coverage = {level: metrics.coverage(y, mean, std, level) for level in LEVELS}
-    position = ndtr((y - mean) / std)
-    pit = np.bincount(np.minimum((BINS * position).astype(int), BINS - 1), minlength=BINS)
-    return Diagnosis(
-        n=len(y),
-        nlpd=metrics.nlpd(y, mean, std),
-        rmse=metrics.rmse(y, mean),
-        crps=metrics.crps(y, mean, std),
-        coverage=coverage,
-        pit=pit / len(y),
-        voters=_voters(model, X),
-        warnings=tuple(_in_words(coverage, position, len(y))),
+    found = evidence(model, X, y)
+    return of_numbers(
+        found.prediction,
+        exact_crps=model.likelihood == "gaussian",
+        voters=None if X is None else voters(model, X),
     )
 
 
-def _voters(model: ExpertGPRegressor, X: Any) -> float | None:
-    """Mean over rows of exp(−Σ_j β_j log β_j); the nested rule has no weights."""
+def of_numbers(found: Numbers, exact_crps: bool, voters: float | None = None) -> Diagnosis:
+    """The diagnosis of predictions beside what was observed."""
+    n = len(found.y)
+    coverage = {level: found.coverage(level) for level in LEVELS}
+    return Diagnosis(
+        n=n,
+        nlpd=found.nlpd,
+        rmse=metrics.rmse(found.y, found.mean),
+        crps=metrics.crps(found.y, found.mean, found.std) if exact_crps else None,
+        coverage=coverage,
+        pit=found.pit(BINS),
+        voters=voters,
+        warnings=tuple(_in_words(coverage, 0.5 * (found.below + found.up_to), n)),
+    )
+
+
+def voters(model: ExpertGPRegressor, X: Any) -> float | None:
+    """Experts that effectively vote per row: the mean over rows of exp(−Σ_j β_j log β_j). The
+    nested rule has no weights."""
     if model.aggregation_ == "nested":
         return None
     rows = np.linspace(0, len(X) - 1, min(len(X), _VOTES)).astype(int)

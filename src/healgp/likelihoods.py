@@ -150,6 +150,16 @@ class Poisson(Likelihood):
             out[part] = logsumexp(terms, axis=1, b=w)
         return out
 
+    def cdf(self, y: Array, mean: Array, var: Array) -> Array:
+        """P(count ≤ y) of each row, f being integrated out; 0 for y below 0."""
+        out = np.zeros(len(y))
+        known = np.flatnonzero(y >= 0)
+        for part in _parts(len(known), PREDICTION_NODES):
+            rows = known[part]
+            logs, w = self._log_rates(mean[rows], var[rows])
+            out[rows] = pdtr(y[rows, None], _exp(logs)) @ w
+        return np.minimum(out, 1.0)
+
     def quantile(self, probability: float, mean: Array, var: Array) -> Array:
         """The smallest count k with P(y ≤ k) ≥ probability, by bisection; of counts beyond a
         million that of the rate, which is within a thousandth."""

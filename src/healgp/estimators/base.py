@@ -142,8 +142,9 @@ class ExpertGP(BaseEstimator):
         self, Z: Any, y: Any, rows: list[Array], kernel: str, theta: Hyperparameters,
         likelihood: Likelihood, n_inducing: int, with_kernel: bool, scaling: Scaling,
         rng: np.random.Generator,
-    ) -> tuple[Any, int, float]:  # fmt: skip
-        """A committee of sparse experts, trained; the number of iterations; and its ELBO."""
+    ) -> tuple[Any, Array, float]:  # fmt: skip
+        """A committee of sparse experts, trained; its training curve; and its ELBO."""
+        curve: list[float] = []
         pieces = np.ones(max(len(rows), len(y) // 100))
         with LocalEngine(self.n_jobs, pieces) as engine:
             committee = self._kinds()[1].from_groups(
@@ -168,7 +169,7 @@ class ExpertGP(BaseEstimator):
             ):
                 found = training.train_sparse(
                     trained, with_kernel, self.ard, max_iter, scaling.x_left, scaling.y_left,
-                    engine, _reporter(bar, "ELBO per row"), journal,
+                    engine, _reporter(bar, "ELBO per row", curve), journal,
                 )  # fmt: skip
                 bar.total = bar.n
             committee.theta, committee.likelihood = trained.theta, trained.likelihood
@@ -176,7 +177,7 @@ class ExpertGP(BaseEstimator):
             elbo = committee.prepare(engine)
             if not found.stopped:
                 journal.done()
-        return committee, found.n_iter, elbo
+        return committee, np.array(curve), elbo
 
     def _journal(self, committee: Any, rows: list[Array], scaling: Scaling) -> Journal:
         """The evaluations of training, where they are to be kept."""
@@ -597,8 +598,11 @@ def _key(setting: Setting) -> Setting:
     return replace(setting, temperature=calibration.INDIFFERENT)
 
 
-def _reporter(bar: tqdm, what: str) -> training.Report:
+def _reporter(bar: tqdm, what: str, curve: list[float]) -> training.Report:
+    """Moves the bar, and adds the objective to the training curve."""
+
     def report(iteration: int, value: float) -> None:
+        curve.append(value)
         bar.update()
         bar.set_postfix({what: f"{value:.4f}"})
 

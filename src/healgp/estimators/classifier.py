@@ -102,7 +102,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
     alpha_ : float, with kernel="rational_quadratic"
     temperature_ : float
     elbo_ : float, the sum over experts of the lower bound of log p(y)
-    n_iter_ : int
+    n_iter_ : int, and training_curve_ : array [n_iter_], the ELBO per row after each iteration
 
     Examples
     --------
@@ -210,7 +210,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
             )  # fmt: skip
             kernel, scores = found.kernel, found.scores
             theta = replace(found.theta, signal_variance=theta.signal_variance)
-        committee, n_iter, elbo = self._fit_sparse(
+        committee, curve, elbo = self._fit_sparse(
             Z,
             y / 1.0,
             rows,
@@ -224,7 +224,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         )
         self._store(committee, scaling, rng)
         self.classes_, self.elbo_, self.kernel_scores_ = classes, elbo, scores
-        self.labels_, self.n_iter_ = labels, n_iter
+        self.labels_, self.training_curve_, self.n_iter_ = labels, curve, len(curve)
         self._setting({})  # the temperature is chosen now, not at the first prediction
         return self
 

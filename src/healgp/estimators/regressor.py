@@ -138,7 +138,8 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         NLPD
     log_marginal_likelihood_ : float, the sum over experts, of standardised y; with exact experts
     elbo_ : float, a lower bound of the same, with sparse experts
-    n_iter_ : int
+    n_iter_ : int, and training_curve_ : array [n_iter_], the objective per row after each iteration
+        (with training="progressive", of the experts of its stage)
 
     Examples
     --------
@@ -260,14 +261,14 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
             theta = chosen.theta
             likelihood = Poisson(np.log(mean)) if counts else Gaussian(np.log(theta.noise_variance))
             n_inducing = _N_INDUCING if self.n_inducing is None else self.n_inducing
-            sparse, n_iter, elbo = self._fit_sparse(
+            sparse, trained, elbo = self._fit_sparse(
                 Z, t, rows, chosen.kernel, theta, likelihood, n_inducing, True, scaling, rng
             )
             if isinstance(sparse.likelihood, Poisson):  # f varies about the log of a mean
                 scaling = replace(scaling, y_center=sparse.likelihood.parameter)
             self._store(sparse, scaling, rng)
             self.elbo_, self.kernel_scores_ = elbo, chosen.scores
-            self.labels_, self.n_iter_ = labels, n_iter
+            self.labels_, self.training_curve_, self.n_iter_ = labels, trained, len(trained)
             if not counts:
                 self.noise_variance_ = sparse.theta.noise_variance
             self._setting({})
@@ -295,7 +296,8 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
             self._progress("training", self.max_iter, "it") as bar,
         ):
             limits = self.ard, self.max_iter, scaling.x_left, scaling.y_left
-            report = _reporter(bar, "log p per row")
+            curve: list[float] = []
+            report = _reporter(bar, "log p per row", curve)
             if self.training == "full":
                 found = training.train(committee, *limits, engine, report, journal=journal)
             else:
@@ -309,7 +311,7 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
                 journal.done()
         self._store(committee, scaling, rng, communication)
         self.kernel_scores_ = chosen.scores
-        self.labels_, self.n_iter_ = labels, found.n_iter
+        self.labels_, self.training_curve_, self.n_iter_ = labels, np.array(curve), len(curve)
         self.log_marginal_likelihood_ = log_likelihood
         self.noise_variance_ = found.theta.noise_variance
         self._setting({})  # rule and temperature are chosen now, not at the first prediction
@@ -441,14 +443,18 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         Each setting is a dict over aggregation, weighting, temperature, normalize_weights and
         space; what it leaves out is as in the estimator. Returns one (mean, std) per setting.
         """
-        poisson, results = self._poisson(), []
-        for setting, (mean, var) in zip(*self._latent(X, settings), strict=True):
-            if poisson is not None:
-                results.append((poisson.rate(mean, var), np.sqrt(poisson.variance(mean, var))))
-                continue
-            noise = self._committee.theta.noise_variance if setting.space == "f" else 0.0
-            results.append((self._scaling.mean(mean), self._scaling.std(var + noise)))
-        return results
+        return [
+            self._observed(setting, *latent)
+            for setting, latent in zip(*self._latent(X, settings), strict=True)
+        ]
+
+    def _observed(self, setting: Setting, mean: Array, var: Array) -> tuple[Array, Array]:
+        """Mean and deviation of y from the moments of the latent function."""
+        poisson = self._poisson()
+        if poisson is not None:
+            return poisson.rate(mean, var), np.sqrt(poisson.variance(mean, var))
+        noise = self._committee.theta.noise_variance if setting.space == "f" else 0.0
+        return self._scaling.mean(mean), self._scaling.std(var + noise)
 
     def predict_f(self, X: Any) -> tuple[Array, Array]:
         """Mean and variance of the latent function, in the units of y (and their square); of

@@ -1,4 +1,4 @@
-"""Pictures, with matplotlib (the extra `plots`); every function takes an Axes and returns it."""
+"""The paper's picture of what unhealed committees do wrong."""
 
 from __future__ import annotations
 
@@ -6,41 +6,8 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray
-
-INK, FIT, FULL = "#222222", "#1f6fb4", "#e07b00"
-
-
-def fit_1d(
-    grid: Array,
-    mean: Array,
-    std: Array,
-    X: Array | None = None,
-    y: Array | None = None,
-    full: tuple[Array, Array] | None = None,
-    ax: Any = None,
-) -> Any:
-    """A one-dimensional fit over `grid`: mean and 95 % interval, the rows as dots, and the full
-    GP's mean and interval as dashed lines where given."""
-    if ax is None:
-        import matplotlib.pyplot as plt
-
-        ax = plt.subplots()[1]
-    grid = np.ravel(grid)
-    if X is not None:
-        ax.plot(np.ravel(X), y, ".", color=INK, markersize=2.5, alpha=0.45, zorder=1, label="rows")
-    ax.fill_between(
-        grid, mean - 1.96 * std, mean + 1.96 * std, color=FIT, alpha=0.25, linewidth=0, zorder=2,
-        label="95 % interval",
-    )  # fmt: skip
-    ax.plot(grid, mean, color=FIT, linewidth=1.6, zorder=4, label="committee")
-    if full is not None:
-        m, s = full
-        for values, width in ((m, 1.3), (m - 1.96 * s, 0.8), (m + 1.96 * s, 0.8)):
-            ax.plot(grid, values, color=FULL, linewidth=width, linestyle=(0, (4, 2)), zorder=3)
-        ax.plot([], [], color=FULL, linestyle=(0, (4, 2)), label="full GP")
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
+from healgp.plots.fits import fit_1d
+from healgp.plots.style import INK
 
 
 def pathologies(path: str, seed: int = 0) -> None:
