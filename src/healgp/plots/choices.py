@@ -42,6 +42,7 @@ def nlpd_curve(temperatures: Array, nlpd: Array, ax: Any = None) -> Any:
     ax = start(ax)
     ax.plot(temperatures, nlpd, color=FIT, linewidth=1.6)
     ax.set_xscale("log")
+    ax.xaxis.set_major_formatter("{x:,g}")
     label(ax, "temperature", "NLPD, smaller is better")
     return ax
 

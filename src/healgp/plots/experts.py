@@ -15,7 +15,7 @@ Array = np.ndarray
 
 #: Rows that are looked at and drawn; experts up to which outlines and numbers are drawn; rows that
 #: an expert must have for it; and experts whose weights are shown one by one.
-_LOOKED, _DRAWN, _OUTLINED, _NUMBERED, _LEAST, _SHOWN = 20_000, 4000, 150, 30, 5, 12
+_LOOKED, _DRAWN, _OUTLINED, _NUMBERED, _LEAST, _SHOWN = 20_000, 4000, 150, 30, 5, 10
 
 
 def experts_map(
@@ -26,8 +26,8 @@ def experts_map(
     ax: Any = None,
 ) -> Any:
     """The partition over two columns (numbers or names), or over the two principal axes of the
-    scaled inputs: training rows in the colour of their expert, and an outline of each expert, two
-    standard deviations wide. Without `rows`, only the outlines.
+    scaled inputs: training rows in the colour of their expert, and an outline of each expert at one
+    standard deviation. Without `rows`, only the outlines.
 
     >>> from healgp import ExpertGPRegressor, plots
     >>> from healgp.datasets import robot_arm
@@ -81,7 +81,7 @@ def _outlines(ax: Any, points: Array, experts: Array, J: int) -> None:
             continue
         values, vectors = np.linalg.eigh(np.cov(own.T))
         angle = np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1]))
-        width, height = 4.0 * np.sqrt(np.maximum(values[::-1], 0.0))
+        width, height = 2.0 * np.sqrt(np.maximum(values[::-1], 0.0))
         for face, alpha, line in ((colour, 0.12, 0.0), ("none", 0.9, 1.0)):
             ax.add_patch(
                 Ellipse(
@@ -123,7 +123,7 @@ def votes(model: ExpertGP, row: Any, ax: Any = None) -> Any:
     colours = [FIT] * len(heights)
     if len(weights) > _SHOWN:
         heights.append(total - sum(heights))
-        labels.append("others")
+        labels.append("rest")
         colours.append(SOFT)
     ax = start(ax)
     ax.bar(range(len(heights)), heights, color=colours, width=0.7)

@@ -71,7 +71,7 @@ def fit(model: ExpertGPRegressor, X: Any = None, y: Any = None, ax: Any = None) 
     ax.plot([], [], color=SOFT, linewidth=0.7, label="experts")
     _draw(ax, grid, mean, lower, upper, X, y)
     label(ax, short(name), "rate" if counts else "y")
-    legend(ax)
+    legend(ax, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, handlelength=1.2)
     return ax
 
 

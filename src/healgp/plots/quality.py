@@ -55,20 +55,16 @@ def calibration_curve(found: Numbers | Classes, ax: Any = None) -> Any:
     if isinstance(found, Classes):
         confidence, right, n = found.reliability(GROUPS)
         low, high = (binom.ppf(p, n, confidence) / n for p in (0.025, 0.975))
-        ax.errorbar(
-            confidence, confidence, [confidence - low, high - confidence], fmt="none",
-            ecolor=SOFT, elinewidth=5, alpha=0.35, zorder=1,
-        )  # fmt: skip
+        ax.vlines(confidence, low, high, color=SOFT, linewidth=5, alpha=0.35, zorder=1)
         label(ax, "confidence", "share that is right")
-        lines = ax.plot(confidence, right, "o-", color=FIT, linewidth=1.6, markersize=4)
+        at, shares = confidence, right
     else:
         p = np.linspace(0.0, 1.0, 101)
         low, high = (binom.ppf(q, len(found.y), p) / len(found.y) for q in (0.025, 0.975))
         ax.fill_between(p, low, high, color=SOFT, alpha=0.25, linewidth=0)
         label(ax, "level of the interval", "share of rows inside")
-        shares = [found.coverage(level) for level in LEVELS]
-        lines = ax.plot(LEVELS, shares, "o-", color=FIT, linewidth=1.6, markersize=4)
-    lines[0].set_gid("calibration")
+        at, shares = LEVELS, np.array([found.coverage(level) for level in LEVELS])
+    ax.plot(at, shares, "o-", color=FIT, linewidth=1.6, markersize=4, clip_on=False)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     return ax
 
