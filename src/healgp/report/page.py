@@ -141,8 +141,9 @@ def _choices(facts: Facts) -> str:
          if kernels else "as it was asked for"),
         ("rule", rule,
          "nested is taken where it predicts left-out training rows clearly better, else gpoe"
-         if rules else "the only expert is the whole committee" if model.n_experts_ == 1
-         else "as it was asked for" if model.aggregation != "auto" else "the rule for sparse experts"),
+         if rules else "one expert alone is the whole committee" if model.n_experts_ == 1
+         else "as it was asked for" if model.aggregation != "auto"
+         else "the rule for sparse experts"),
     ]  # fmt: skip
     if slider is not None and slider.used:
         given = model.temperature != "auto"
