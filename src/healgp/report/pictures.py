@@ -49,6 +49,7 @@ def slider_pictures(slider: Slider, of_classes: bool) -> tuple[str, str, dict[st
     with mpl.rc_context(_STYLE | {"svg.hashsalt": "slider"}):
         first = _figure((4.1, 3.1))
         ax = nlpd_curve(T, slider.nlpd, first.subplots())
+        ax.lines[0].set_gid("slider-nlpd")
         if slider.choice is not None:
             ax.lines[0].set_label("rows given")
             ax.plot(*slider.choice, color=SOFT, linewidth=1.2, label="training rows, left out")
