@@ -152,7 +152,12 @@ def _choices(facts: Facts) -> str:
             "as it was asked for" if given else
             "the one that predicts left-out rows best: see the next section",
         ))  # fmt: skip
-    out = [_table(["", "chosen", "why"], [[escape(cell) for cell in line] for line in lines])]
+    shown = "".join(
+        f'<div><dt>{name}</dt><dd class="what">{escape(what)}</dd>'
+        f'<dd class="why">{escape(why)}</dd></div>'
+        for name, what, why in lines
+    )
+    out = [f'<dl class="choices">{shown}</dl>']
     if kernels:
         out.append(_scores(
             "Kernels: log marginal likelihood per row, larger is better",
@@ -305,14 +310,15 @@ def _scores(caption: str, scores: Sequence[tuple[str, float]], chosen: str) -> s
 
 def _table(head: Sequence[str] | None, rows: Iterable[Sequence[str]]) -> str:
     """A table of cells that are HTML already; the first of each row is its name."""
-    top = ""
+    top, kind = "", ' class="facts"'
     if head is not None:
+        kind = ""
         top = "<thead><tr>" + "".join(f'<th scope="col">{h}</th>' for h in head) + "</tr></thead>"
     lines = "".join(
         f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in rest) + "</tr>"
         for first, *rest in rows
     )
-    return f'<div class="scroll" tabindex="0"><table>{top}<tbody>{lines}</tbody></table></div>'
+    return f'<div class="scroll"><table{kind}>{top}<tbody>{lines}</tbody></table></div>'
 
 
 def _figure(drawn: str, caption: str) -> str:
