@@ -14,7 +14,6 @@ from sklearn.utils.validation import check_is_fitted
 
 from healgp import metrics
 from healgp.calibration import LeaveOneOut
-from healgp.engines.local import LocalEngine
 from healgp.estimators.base import ExpertGP
 from healgp.estimators.classifier import ExpertGPClassifier
 from healgp.estimators.regressor import ExpertGPRegressor
@@ -137,6 +136,11 @@ def evidence(
     )
 
 
+def spread(n: int, limit: int) -> Array:
+    """At most `limit` of the numbers 0 to n − 1, evenly."""
+    return np.linspace(0, n - 1, min(n, limit)).astype(int)
+
+
 def training_order(model: ExpertGP) -> Array:
     """The number in the training table of each row of the committee."""
     return np.argsort(model.labels_, kind="stable")
@@ -147,8 +151,7 @@ def training_inputs(model: ExpertGP, limit: int) -> tuple[Array, Array, Array]:
     sees them and in their own units, and their experts' numbers [n], from 0."""
     check_is_fitted(model)
     committee = model._committee
-    N = len(committee.y)
-    places = np.linspace(0, N - 1, min(N, limit)).astype(int)
+    places = spread(committee.n_rows, limit)
     Z = committee.inputs(places)
     experts = np.searchsorted(committee.offsets, places, side="right") - 1
     return Z, Z * model._scaling.x_scale + model._scaling.x_center, experts
@@ -166,13 +169,13 @@ def _left_out(
         raise ValueError(f"The settings are of several rules: {', '.join(sorted(rules))}.")
     (rule,) = rules
     if rule == "grbcm" and model._communication is not None:
-        others = np.setdiff1d(np.arange(len(base.y)), model._communication)
+        others = np.setdiff1d(np.arange(base.n_rows), model._communication)
         kept = np.intersect1d(rows, others)
         rows = kept if len(kept) else others[:BLOCK]
     new = base.inputs(rows)
     committee, prior = model._committee_and_prior(rule, new)
     places = model._grbcm[3][rows] if rule == "grbcm" and model._grbcm is not None else rows
-    with LocalEngine(model.n_jobs, committee.work) as engine:
+    with committee.engine(model.n_jobs) as engine:
         committee.prepare_once(engine)
         without: Any = LeaveOneOut(committee, places, engine)
         if rule == "nested":
@@ -182,7 +185,7 @@ def _left_out(
         else:
             found = stream(without, new, chosen, prior, engine)
     latents = [(base.unit * mean, base.unit**2 * var) for mean, var in found]
-    return training_order(model)[rows], base.y[rows], chosen, latents
+    return training_order(model)[rows], base.targets(rows), chosen, latents
 
 
 def _observed(

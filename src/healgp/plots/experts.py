@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from healgp.estimators.base import ExpertGP
-from healgp.evidence import training_inputs
+from healgp.evidence import spread, training_inputs
 from healgp.plots.style import FIT, GROUPS, INK, SOFT, column_of, label, names_of, short, start
 
 Array = np.ndarray
@@ -48,7 +48,7 @@ def experts_map(
         points, labels = X[:, numbers], [short(names[number]) for number in numbers]
     ax = start(ax, 4.8, 4.0)
     if rows:
-        some = np.linspace(0, len(points) - 1, min(len(points), _DRAWN)).astype(int)
+        some = spread(len(points), _DRAWN)
         colours = np.array(GROUPS)[experts[some] % len(GROUPS)]
         ax.scatter(*points[some].T, s=4, c=colours, alpha=0.5, linewidths=0)
     _outlines(ax, points, experts, model.n_experts_)

@@ -12,7 +12,7 @@ from scipy.stats import binom
 from healgp.diagnosis import BINS
 from healgp.estimators.base import ExpertGP
 from healgp.estimators.regressor import ExpertGPRegressor
-from healgp.evidence import Classes, Numbers, evidence
+from healgp.evidence import Classes, Numbers, evidence, spread
 from healgp.plots.style import (
     FIT,
     FULL,
@@ -109,9 +109,9 @@ def predicted_observed(model: ExpertGP, X: Any = None, y: Any = None, ax: Any = 
     found = evidence(model, X, y).prediction
     ax = start(ax, 4.2, 4.0)
     n = len(found.y)
-    dots = np.linspace(0, n - 1, min(n, _DOTS)).astype(int)
+    dots = spread(n, _DOTS)
     ax.plot(found.mean[dots], found.y[dots], ".", color=FIT, markersize=3, alpha=0.4)
-    some = np.linspace(0, n - 1, min(n, _INTERVALS)).astype(int)
+    some = spread(n, _INTERVALS)
     inside = (found.up_to >= 0.025) & (found.below <= 0.975)
     half = 1.96 * found.std
     for rows, colour, what in (
@@ -155,7 +155,7 @@ def residuals(
     ax = start(ax)
     ax.axhspan(-1.96, 1.96, color=SOFT, alpha=0.2, linewidth=0, zorder=0)
     ax.axhline(0.0, color=SOFT, linewidth=1.0)
-    some = np.linspace(0, len(values) - 1, min(len(values), _DOTS)).astype(int)
+    some = spread(len(values), _DOTS)
     z = (found.y - found.mean) / found.std
     ax.plot(values[some], z[some], ".", color=FIT, markersize=4, alpha=0.5)
     label(ax, short(names_of(model, feature_names)[d]), "residual / predicted deviation")

@@ -15,7 +15,7 @@ from healgp.calibration import INDIFFERENT
 from healgp.estimators.base import ExpertGP
 from healgp.estimators.classifier import ExpertGPClassifier
 from healgp.estimators.regressor import ExpertGPRegressor
-from healgp.evidence import Classes, Evidence, Numbers, evidence
+from healgp.evidence import Classes, Evidence, Numbers, evidence, spread
 from healgp.plots.quality import GROUPS, LEVELS
 from healgp.plots.style import names_of
 
@@ -24,6 +24,9 @@ Array = np.ndarray
 #: Rows that are listed as the most uncertain, and standard errors from which on a difference is
 #: worth a word.
 _LISTED, _ERRORS = 10, 3.0
+
+#: Training rows that the target's spread is told from, and classes whose share is told, at most.
+_LOOKED, _CLASSES = 100_000, 12
 
 
 @dataclass(frozen=True)
@@ -114,14 +117,15 @@ def gather(model: ExpertGP, X: Any, y: Any, feature_names: Sequence[Any] | None)
 
 
 def _target(model: Any, kind: str) -> list[tuple[str, str]]:
-    y = model._committee.y
+    committee = model._committee
+    y = committee.targets(spread(committee.n_rows, _LOOKED))
     if kind == "classes":
         n = np.bincount(y.astype(int), minlength=len(model.classes_))
         order = np.argsort(-n, kind="stable")
-        shown = [(f"class {model.classes_[c]}", f"{n[c]:,} ({percent(n[c] / len(y))})")
-                 for c in order[:12]]  # fmt: skip
-        left = len(order) - len(shown)
-        return shown + ([(f"{left} more classes", f"{n[order[12:]].sum():,}")] if left else [])
+        shown = [(f"class {model.classes_[c]}", percent(n[c] / len(y))) for c in order[:_CLASSES]]
+        left = order[_CLASSES:]
+        more = [(f"{len(left)} more classes", percent(n[left].sum() / len(y)))] if len(left) else []
+        return shown + more
     if kind == "measurements":
         y = model._scaling.mean(y)
     low, middle, high = np.quantile(y, [0.05, 0.5, 0.95])
@@ -191,8 +195,7 @@ def _slider(model: Any, X: Any, y: Any) -> Slider | None:
     everyone = copy.copy(model)  # a route would be checked anew for every temperature
     everyone.routing = None
     if X is not None:
-        n = np.shape(X)[0]
-        some = np.linspace(0, n - 1, min(n, len(model._calibration_rows))).astype(int)
+        some = spread(np.shape(X)[0], len(model._calibration_rows))
         X = X.iloc[some] if hasattr(X, "iloc") else np.asarray(X)[some]
         y = np.asarray(y)[some]
     found = evidence(everyone, X, y, settings)

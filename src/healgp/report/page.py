@@ -45,7 +45,7 @@ def page(facts: Facts, version: str) -> str:
         for name, title, content in sections
     )
     titles = {"measurements": "Regression", "counts": "Counts", "classes": "Classification"}
-    N, J = len(model._committee.y), model.n_experts_
+    N, J = model._committee.n_rows, model.n_experts_
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
     )
@@ -123,7 +123,7 @@ def _data(facts: Facts) -> str:
     names = [f"<code>{escape(name)}</code>" for name in facts.names[:_NAMES]]
     left = len(facts.names) - len(names)
     rows = [
-        ("training rows", f"{len(facts.model._committee.y):,}"),
+        ("training rows", f"{facts.model._committee.n_rows:,}"),
         ("columns", f"{len(facts.names):,}"),
         *((escape(k), escape(v)) for k, v in facts.target),
         ("names of the columns", ", ".join(names) + (f" and {left:,} more" if left else "")),
