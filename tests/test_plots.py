@@ -108,7 +108,8 @@ def test_principal_axes_are_those_of_scikit_learn():
     points = plots.experts_map(model).collections[0].get_offsets()
     Z = ((X - X.mean(0)) / X.std(0))[np.argsort(model.labels_, kind="stable")]
     want = PCA(2).fit_transform(Z)
-    np.testing.assert_allclose(np.abs(points), np.abs(want), atol=1e-8)
+    # the model's scales have 26 bits
+    np.testing.assert_allclose(np.abs(points), np.abs(want), atol=1e-6)
     assert not plots.experts_map(model, rows=False).collections
 
 
