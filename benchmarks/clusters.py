@@ -1,0 +1,154 @@
+"""The parts of `make bench-scale` that start a Dask cluster of worker processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from distributed import Client, LocalCluster
+
+from healgp import ExpertGPRegressor, datasets
+from healgp.engines import dask as engine
+from healgp.engines.dask import ShardedCommittee
+from healgp.engines.local import LocalEngine
+from healgp.experts.committee import Committee
+from healgp.kernels import Hyperparameters
+from timing import table
+
+#: One job for every engine: all evaluations on all experts.
+JOB = dict(
+    kernel="matern32", partition="random", training="full", max_iter=8, aggregation="gpoe",
+    temperature=100.0, routing=None, random_state=0,
+)  # fmt: skip
+
+_NEW = 2000
+
+
+@contextmanager
+def cluster(n_workers: int) -> Iterator[Client]:
+    with (
+        LocalCluster(
+            n_workers=n_workers, threads_per_worker=1, processes=True, dashboard_address=None,
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+        Client(cluster) as client,
+    ):  # fmt: skip
+        client.wait_for_workers(n_workers)
+        warm(client)
+        yield client
+
+
+def warm(client: Client) -> None:
+    """Every worker has imported the library and its compiled core."""
+    X, y = datasets.robot_arm(4000)
+    job = JOB | dict(points_per_expert=100, max_iter=2)
+    ExpertGPRegressor(engine="dask", **job).fit(X, y).predict(X[:10])
+
+
+def seconds(X: Any, y: Any, new: Any, **parameters: Any) -> tuple[float, float, Any]:
+    start = time.perf_counter()
+    model = ExpertGPRegressor(**(JOB | parameters)).fit(X, y)
+    middle = time.perf_counter()
+    mean = model.predict(new)
+    return middle - start, time.perf_counter() - middle, (model.lengthscales_, mean)
+
+
+def workers() -> str:
+    """Local threads against worker processes, and what a killed worker costs."""
+    X, new, y, _ = datasets.load("airline", 0, standardize=True)
+    new, rows, found = new[:_NEW], [], {}
+    with np.errstate(all="ignore"):
+        import warnings
+
+        warnings.simplefilter("ignore")
+        for n in (1, 2):
+            one = seconds(X, y, new, n_jobs=n)
+            with cluster(n) as client:
+                other = seconds(X, y, new, engine="dask")
+                found[n] = (one, other)
+                killed = None
+                if n == 2:
+                    killed = _with_a_kill(client, X, y, new)
+            equal = all(np.array_equal(a, b) for a, b in zip(one[2], other[2], strict=True))
+            for name, (fit, predict, _) in ((f"{n} threads", one), (f"{n} workers", other)):
+                rows.append([name, f"{fit:.1f}", f"{predict:.1f}", f"{fit + predict:.1f}"])
+                print(rows[-1], flush=True)
+            ratio = sum(other[:2]) / sum(one[:2])
+            rows[-1].append(f"**{ratio:.2f}** of the threads' time; equal: {equal}")
+            rows[-2].append("")
+            if killed is not None:
+                fit, predict, result = killed
+                equal = all(np.array_equal(a, b) for a, b in zip(one[2], result, strict=True))
+                rows.append([
+                    "2 workers, one killed", f"{fit:.1f}", f"{predict:.1f}", f"{fit + predict:.1f}",
+                    f"{fit - other[0]:.1f} s more to fit; equal: {equal}",
+                ])  # fmt: skip
+                print(rows[-1], flush=True)
+    scaling = {
+        name: sum(found[1][i][:2]) / sum(found[2][i][:2]) / 2
+        for i, name in enumerate(("threads", "workers"))
+    }
+    head = ["airline, 653,795 rows", "fit, s", "predict, s", "together, s", ""]
+    return (
+        f"Experts of 500 rows (random partition), {JOB['max_iter']} iterations on all of them, "
+        f"{_NEW:,} rows predicted by all of them.\n\n" + table(head, rows)
+        + f"\nScaling efficiency from 1 to 2: threads {scaling['threads']:.0%}, "
+        f"workers {scaling['workers']:.0%}.\n"
+    )  # fmt: skip
+
+
+def _with_a_kill(client: Client, X: Any, y: Any, new: Any) -> tuple[float, float, Any]:
+    count, objective = [0], ShardedCommittee.objective
+
+    def counted(self: Any, theta: Any, threads: Any) -> Any:
+        count[0] += 1
+        if count[0] == 4:
+            pid = sorted(client.run(os.getpid).values())[0]
+            threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+        return objective(self, theta, threads)
+
+    ShardedCommittee.objective = counted  # type: ignore[method-assign]
+    try:
+        return seconds(X, y, new, engine="dask")
+    finally:
+        ShardedCommittee.objective = objective  # type: ignore[method-assign]
+
+
+def scheduler() -> str:
+    """The scheduler alone: shards of one tiny expert each."""
+    rng, rows = np.random.default_rng(0), []
+    theta = Hyperparameters(np.ones(2), 1.0, 0.1)
+    limits = engine._SHARD_ROWS, engine._MOST_SHARDS
+    with cluster(2):
+        for S in (100, 1000, 3000, 10_000):
+            engine._SHARD_ROWS, engine._MOST_SHARDS = 5, S
+            X, y = rng.random((5 * S, 2)), rng.random(5 * S)
+            groups = [np.arange(5 * s, 5 * s + 5) for s in range(S)]
+            start = time.perf_counter()
+            committee = ShardedCommittee.from_groups(X, y, groups, "rbf", theta)
+            built = time.perf_counter() - start
+            times = []
+            for _ in range(3):
+                start = time.perf_counter()
+                value, _ = committee.objective(theta, None)  # type: ignore[arg-type]
+                times.append(time.perf_counter() - start)
+            local = Committee.from_groups(X, y, groups, "rbf", theta)
+            with LocalEngine(None, local.work) as threads:
+                assert value == local.objective(theta, threads)[0]
+            each = min(times) / len(committee.shards)
+            rows.append([
+                f"{len(committee.shards):,}", f"{built:.1f}", f"{min(times):.2f}",
+                f"{1e3 * each:.2f}",
+            ])  # fmt: skip
+            print(rows[-1], flush=True)
+            del committee
+    engine._SHARD_ROWS, engine._MOST_SHARDS = limits
+    head = ["shards", "made, s", "an evaluation, s", "of a shard, ms"]
+    return table(head, rows)
