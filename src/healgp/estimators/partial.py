@@ -11,6 +11,9 @@ from healgp.engines.local import LocalEngine
 from healgp.estimators.base import ExpertGP, _is_auto
 from healgp.experts.committee import Committee
 
+#: Scaled values must be below this, so that their squares do not overflow.
+_LARGEST = 1e100
+
 
 class PartialFit(ExpertGP):
     """An estimator that learns further rows; `healgp.streaming` says how."""
@@ -46,11 +49,13 @@ class PartialFit(ExpertGP):
             X, y = self._validated(X, y, reset=False)
         with np.errstate(over="ignore"):
             new, targets = self._scaling.inputs(X), self._scaling.targets(y)
-        if not (np.isfinite(new).all() and np.isfinite(targets).all()):
-            raise ValueError(
-                "X or y is so far from the rows of the fit that it overflows when it is scaled as "
-                "those were."
-            )
+            scaled = new / self.lengthscales_
+        for name, values in (("X", scaled), ("y", targets)):
+            if not (np.abs(values) < _LARGEST).all():
+                raise ValueError(
+                    f"{name} has values that are too large beside the rows of the fit: scaled as "
+                    f"those were, they are beyond {_LARGEST:g}."
+                )
         self._learn(new, targets)
         return self
 

@@ -25,35 +25,39 @@ class Factors:
         each = n * (n + 1) // 2 if self.packed else n * n
         fits = np.cumsum(each) <= room
         self._kept = [np.empty(a) if b else _NOTHING for a, b in zip(each, fits, strict=True)]
-        self._find()
-
-    def _find(self) -> None:
+        self._used = int(each[fits].sum())
         #: Of each expert's factor in memory; 0 where it is not kept.
-        self.addresses = np.array([a.ctypes.data if a.size else 0 for a in self._kept], np.int64)
+        self.addresses = np.array([_address(a) for a in self._kept], dtype=np.int64)
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in self._kept)
+        return 8 * self._used
 
     def replace(self, experts: Array, new: Factors, sizes: Array, room: float) -> None:
         """The factors of some experts, existing ones and those that come after them, by `new`;
         `sizes` are all experts' afterwards."""
-        n = sizes.astype(np.int64)
-        kept = self._kept + [_NOTHING] * (len(sizes) - len(self._kept))
+        n, more = sizes.astype(np.int64), len(sizes) - len(self._kept)
+        self._kept += [_NOTHING] * more
+        self.addresses = np.append(self.addresses, np.zeros(more, dtype=np.int64))
         for j in experts:
-            kept[j] = _NOTHING
+            self._keep(j, _NOTHING)
         if not self.packed and (n * n).sum() > room:
-            kept = [_packed(a) for a in kept]
             self.packed = True
-        used = sum(a.size for a in kept)
+            for j, factor in enumerate(self._kept):
+                self._keep(j, _packed(factor))
         for j, factor in zip(experts, new._kept, strict=True):
             if self.packed and not new.packed:
                 factor = _packed(factor)
-            if used + factor.size <= room:
-                kept[j] = factor
-                used += factor.size
-        self._kept = kept
-        self._find()
+            if self._used + factor.size <= room:
+                self._keep(j, factor)
+
+    def _keep(self, j: int, factor: Array) -> None:
+        self._used += factor.size - self._kept[j].size
+        self._kept[j], self.addresses[j] = factor, _address(factor)
+
+
+def _address(factor: Array) -> int:
+    return factor.ctypes.data if factor.size else 0
 
 
 def _packed(whole: Array) -> Array:
