@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 
 from healgp import calibration, streaming
-from healgp.engines.local import LocalEngine
 from healgp.estimators.base import ExpertGP, _is_auto
 from healgp.experts.committee import Committee
 
@@ -61,7 +60,7 @@ class PartialFit(ExpertGP):
 
     def _learn(self, new: np.ndarray, targets: np.ndarray) -> None:
         committee: Any = self._committee
-        with LocalEngine(self.n_jobs, committee.work) as engine:
+        with committee.engine(self.n_jobs) as engine:
             committee.prepare_once(engine)
             arrivals = self._arrivals
             if arrivals is None:
