@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -19,9 +20,10 @@ class PartialFit(ExpertGP):
 
     labels_: np.ndarray
 
-    def partial_fit(self, X: Any, y: Any) -> Self:
-        """Learns further rows, X [n, D] and y [n], without fitting again; of a model that is not
-        fitted it is `fit`. For exact experts.
+    @property
+    def partial_fit(self) -> Callable[[Any, Any], Self]:
+        """partial_fit(X, y) learns further rows, X [n, D] and y [n], without fitting again; of a
+        model that is not fitted it is `fit`. Sparse experts do not have it.
 
         A row goes to the expert whose centre is nearest in inputs divided by the lengthscales (with
         partition="random", to one drawn at random). Rows that are further from every centre than
@@ -37,13 +39,14 @@ class PartialFit(ExpertGP):
         """
         fitted = self.__sklearn_is_fitted__()
         if self._is_sparse() if not fitted else not isinstance(self._committee, Committee):
-            raise ValueError(
+            raise AttributeError(
                 "partial_fit is for exact experts, and these are sparse: their inducing inputs "
                 "are trained on all rows. Fit again with all rows, or for a Gaussian likelihood "
                 "use n_inducing=None."
             )
-        if not fitted:
-            return self.fit(X, y)
+        return self._partial_fit if fitted else self.fit
+
+    def _partial_fit(self, X: Any, y: Any) -> Self:
         with self._all_or_nothing():
             X, y = self._validated(X, y, reset=False)
         with np.errstate(over="ignore"):
