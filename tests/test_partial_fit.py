@@ -415,6 +415,14 @@ def test_sparse_experts_are_refused():
         model.partial_fit(X0, Y0)
 
 
+def test_experts_elsewhere_are_refused():
+    model = ExpertGPRegressor(**PLAIN)
+    for _ in range(2):
+        with pytest.raises(AttributeError, match=r"engine='local'.*Fit again"):
+            model.set_params(engine="dask").partial_fit(X0, Y0)
+        model.set_params(engine="local").fit(X0, Y0)
+
+
 def test_a_clone_has_no_stream():
     other = clone(stream(*rows(350)))
     assert not hasattr(other, "_committee")

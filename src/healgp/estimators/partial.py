@@ -23,7 +23,7 @@ class PartialFit(ExpertGP):
     @property
     def partial_fit(self) -> Callable[[Any, Any], Self]:
         """partial_fit(X, y) learns further rows, X [n, D] and y [n], without fitting again; of a
-        model that is not fitted it is `fit`. Sparse experts do not have it.
+        model that is not fitted it is `fit`. Sparse experts and those on a cluster do not have it.
 
         A row goes to the expert whose centre is nearest in inputs divided by the lengthscales (with
         partition="random", to one drawn at random). Rows that are further from every centre than
@@ -38,11 +38,17 @@ class PartialFit(ExpertGP):
         called while another thread uses the model.
         """
         fitted = self.__sklearn_is_fitted__()
-        if self._is_sparse() if not fitted else not isinstance(self._committee, Committee):
+        if not self._committee.is_exact if fitted else self._is_sparse():
             raise AttributeError(
                 "partial_fit is for exact experts, and these are sparse: their inducing inputs "
                 "are trained on all rows. Fit again with all rows, or for a Gaussian likelihood "
                 "use n_inducing=None."
+            )
+        if self.engine != "local" or (fitted and not isinstance(self._committee, Committee)):
+            raise AttributeError(
+                "partial_fit is for engine='local', and these experts are on the workers of a Dask "
+                "cluster. Fit again with all rows, or take a pickled copy of the model, which has "
+                "its experts here, and set_params(engine='local') on that."
             )
         return self._partial_fit if fitted else self.fit
 
