@@ -101,9 +101,39 @@ def progressive() -> str:
     return table(head, rows) + f"\nThe whole fit is **{ratio:.1f} times** faster.\n"
 
 
+def streaming(first: int = 5_000, batches: int = 1_000, size: int = 20) -> str:
+    """What a row costs over the tenths of a stream, predicted and then learnt."""
+    X, y = datasets.robot_arm(first + batches * size)
+    model, _ = fitted(
+        X[:first], y[:first], points_per_expert=200, kernel="matern32", aggregation="gpoe",
+        temperature=100.0,
+    )  # fmt: skip
+    rows = []
+    for tenth in range(10):
+        predict = learn = 0.0
+        for batch in range(tenth * batches // 10, (tenth + 1) * batches // 10):
+            here = slice(first + batch * size, first + (batch + 1) * size)
+            predict += timed(lambda: model.predict(X[here], return_std=True))[1]  # noqa: B023
+            learn += timed(lambda: model.partial_fit(X[here], y[here]))[1]  # noqa: B023
+        n, sizes = batches // 10 * size, np.bincount(model.labels_)
+        rows.append([
+            tenth + 1, f"{len(model.labels_):,}", model.n_experts_, f"{sizes.mean():.0f}",
+            f"{n / learn:.0f}", f"{n / predict:.0f}",
+        ])  # fmt: skip
+        print(rows[-1], flush=True)
+    head = ["tenth", "rows so far", "experts", "rows per expert", "learnt, rows per s",
+            "predicted, rows per s"]  # fmt: skip
+    text = (
+        f"{first:,} rows to fit, then {batches:,} batches of {size}, each predicted and then "
+        "learnt by `partial_fit`; 200 rows per expert, gPoE at T = 100."
+    )
+    return f"{text}\n\n" + table(head, rows)
+
+
 PARTS = {
     "routed": ("Asking near experts against asking everyone", routed),
     "growth": ("Cost of a row against the number of experts", growth),
+    "streaming": ("Rows that come in batches", streaming),
     "progressive": ("Progressive against full training, airline", progressive),
 }
 

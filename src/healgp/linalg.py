@@ -20,7 +20,7 @@ from typing import Any
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from scipy.linalg import cython_blas, cython_lapack
@@ -87,8 +87,22 @@ def _at(context, array, index):
     return _DOUBLE(array, types.int64), generate
 
 
+@intrinsic
+def _pointer(context, address):
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return _DOUBLE(types.int64), generate
+
+
 _L, _R, _N, _T = (np.uint8(ord(c)) for c in "LRNT")
 _JIT = jit("contract")
+
+
+@_JIT
+def at_address(address, n):
+    """The n numbers in memory from an address on, which their owner must keep alive."""
+    return carray(_pointer(address), (n,))
 
 
 @_JIT
@@ -266,18 +280,34 @@ def _cholesky_small(A, a, ld, n):
 
 
 @_JIT
+def _cholesky(A, a, ld, n):
+    small = _block(n)
+    for start in range(0, n, small):
+        end = min(start + small, n)
+        if not _cholesky_small(A, a + start * (ld + 1), ld, end - start):
+            return False
+        first, rest = _completed(start, n, small)
+        if rest > 0:
+            corner = a + first * ld + end
+            _solve(A, a + first * (ld + 1), ld, end - first, A, corner, ld, rest)
+            _subtract_square(rest, end - first, A, corner, A, a + end * (ld + 1), ld)
+    return True
+
+
+@_JIT
 def cholesky(A, m):
     """K = UᵀU in place. False if K is not positive definite, or not finite."""
-    small = _block(m)
-    for start in range(0, m, small):
-        end = min(start + small, m)
-        if not _cholesky_small(A, start * (m + 1), m, end - start):
-            return False
-        first, rest = _completed(start, m, small)
-        if rest > 0:
-            _solve(A, first * (m + 1), m, end - first, A, first * m + end, m, rest)
-            _subtract_square(rest, end - first, A, first * m + end, A, end * (m + 1), m)
-    return True
+    return _cholesky(A, 0, m, m)
+
+
+@_JIT
+def extend(A, known, m):
+    """The same where the first `known` rows and columns hold their factor U₁₁ already, the others
+    K: U₁₂ ← U₁₁⁻ᵀK₁₂ and U₂₂ᵀU₂₂ = K₂₂ − U₁₂ᵀU₁₂, which takes known²·(m − known) operations."""
+    rest, corner = m - known, known * (m + 1)
+    _solve(A, 0, m, known, A, known, m, rest)
+    _subtract_square(rest, known, A, known, A, corner, m)
+    return _cholesky(A, corner, m, rest)
 
 
 @_JIT

@@ -60,33 +60,76 @@ class Centres:
     """Where the experts are, in inputs divided by the lengthscales: their centres, and in few
     dimensions their rows too, for a row may lie near one of an expert whose centre is far."""
 
-    def __init__(self, committee: Any) -> None:
+    def __init__(self, committee: Any, labels: Array) -> None:
         self.lengthscales = committee.theta.lengthscales
         self._centres = committee.centres() / self.lengthscales
         self._middle = self._centres.mean(axis=0)  # distances lose fewer digits near zero
         self._centres -= self._middle
-        self._tree, self._expert = None, np.empty(0, dtype=np.intp)
-        if self._centres.shape[1] <= _TREE_COLUMNS:
-            some = np.arange(0, committee.n_rows, -(-committee.n_rows // _TREE_ROWS))
-            self._tree = cKDTree(committee.inputs(some) / self.lengthscales - self._middle)
-            self._expert = np.searchsorted(committee.offsets, some, side="right") - 1
+        self._labels = labels
+        # trees of rows, each with the numbers of its rows in the order in which they came
+        self._trees: list[tuple[cKDTree, Array]] = []
+        if self._has_trees:
+            some = np.arange(0, len(labels), -(-len(labels) // _TREE_ROWS))
+            Z = self._scaled(committee.inputs(committee.places(some)))
+            self._plant(Z, np.argsort(labels, kind="stable")[some])
+
+    def update(self, committee: Any, labels: Array, experts: Array, new: Array) -> None:
+        """After some experts have changed, and the rows `new` [n, D] have come last."""
+        more = np.empty((committee.n_experts - len(self._centres), len(self._middle)))
+        centres = np.concatenate([self._centres, more])
+        for j in experts:
+            mean = committee.inputs(committee.columns(j)).mean(axis=0)
+            centres[j] = mean / self.lengthscales - self._middle
+        self._centres, self._labels = centres, labels
+        if self._has_trees:
+            self._plant(self._scaled(new), np.arange(len(labels) - len(new), len(labels)))
+
+    @property
+    def _has_trees(self) -> bool:
+        return self._centres.shape[1] <= _TREE_COLUMNS
+
+    def _scaled(self, new: Array) -> Array:
+        return new / self.lengthscales - self._middle
+
+    def _plant(self, Z: Array, numbers: Array) -> None:
+        """A tree of some rows together with those of all trees that are not much larger: there are
+        few of them at any time, and a row is planted again only as often as its tree doubles."""
+        while self._trees and self._trees[-1][0].n <= 2 * len(Z):
+            tree, others = self._trees.pop()
+            Z, numbers = np.concatenate([tree.data, Z]), np.append(others, numbers)
+        step = -(-len(Z) // _TREE_ROWS)
+        self._trees.append((cKDTree(Z[::step]), numbers[::step]))
+
+    def closest(self, new: Array) -> tuple[Array, Array]:
+        """The expert with the nearest centre, and the distance from it, for the rows `new`."""
+        Z = self._scaled(new)
+        experts, distances = np.empty(len(Z), dtype=np.intp), np.empty(len(Z))
+        rows = max(_DISTANCES // len(self._centres), 1)
+        for start in range(0, len(Z), rows):
+            part = Z[start : start + rows]
+            best = self._squared(part).argmin(axis=1)
+            experts[start : start + rows] = best
+            apart = np.linalg.norm(part - self._centres[best], axis=1)
+            distances[start : start + rows] = apart
+        return experts, distances
+
+    def _squared(self, Z: Array) -> Array:
+        """Squared distances from the centres, less what is the same for all of them."""
+        return (self._centres**2).sum(axis=1) - 2.0 * (Z @ self._centres.T)
 
     def nearest(self, new: Array, first: int, last: int, engine: LocalEngine) -> Array:
         """The experts at the places first … last − 1 in the order of distance, [n, last − first]
         for the rows `new` [n, D]: those of the nearest rows, then the others by their centres."""
         J = len(self._centres)
-        squares = (self._centres**2).sum(axis=1)
         out = np.empty((len(new), last - first), dtype=np.int32)
         rows = max(_DISTANCES // J, 1)
 
         def run(start: int) -> None:
-            Z = new[start : start + rows] / self.lengthscales - self._middle
-            d = squares - 2.0 * (Z @ self._centres.T)
-            if self._tree is not None:
-                k = min(_NEIGHBOURS, self._tree.n)
-                neighbours = self._tree.query(Z, k=k)[1].reshape(len(Z), k)
-                experts = self._expert[neighbours]
-                for place in reversed(range(k)):
+            Z = self._scaled(new[start : start + rows])
+            d = self._squared(Z)
+            if self._trees:
+                experts = self._labels[self._neighbours(Z)]
+                for place in reversed(range(experts.shape[1])):
                     d[np.arange(len(Z)), experts[:, place]] = place * 1e290 - 1e300
             if last < J:
                 some = np.argpartition(d, last - 1, axis=1)[:, :last]
@@ -98,6 +141,17 @@ class Centres:
 
         engine.run(run, range(0, len(new), rows))
         return out
+
+    def _neighbours(self, Z: Array) -> Array:
+        """Numbers of the nearest rows, the nearest first."""
+        apart, found = [], []
+        for tree, numbers in self._trees:
+            k = min(_NEIGHBOURS, tree.n)
+            distance, row = tree.query(Z, k=k)
+            apart.append(distance.reshape(len(Z), k))
+            found.append(numbers[row.reshape(len(Z), k)])
+        order = np.argsort(np.hstack(apart), axis=1, kind="stable")[:, :_NEIGHBOURS]
+        return np.take_along_axis(np.hstack(found), order, axis=1)
 
 
 def ask(

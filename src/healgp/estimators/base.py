@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from tqdm import tqdm
 
-from healgp import calibration, partition, routing, selection, training
+from healgp import calibration, partition, routing, selection, streaming, training
 from healgp.checkpoint import Journal
 from healgp.checks import check_bool, check_number, choose
 from healgp.engines.local import LocalEngine, blas_threads, effective_n_jobs, memory
@@ -205,6 +205,7 @@ class ExpertGP(BaseEstimator):
         self._rules: dict[Setting, calibration.Comparison] = {}
         self._routes: dict[tuple[Setting, float], float] = {}
         self._centres: routing.Centres | None = None
+        self._arrivals: streaming.Arrivals | None = None
         self.n_experts_ = committee.n_experts
         self.lengthscales_ = theta.lengthscales
         self.signal_variance_ = theta.signal_variance
@@ -503,7 +504,7 @@ class ExpertGP(BaseEstimator):
 
     def _where(self) -> routing.Centres:
         if self._centres is None:
-            self._centres = routing.Centres(self._committee)
+            self._centres = routing.Centres(self._committee, self.labels_)
         return self._centres
 
     def _noise(self) -> float:

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from healgp import joint, metrics, selection, training
 from healgp.checks import check_number, choose
 from healgp.estimators.base import ExpertGP, _reporter
+from healgp.estimators.partial import PartialFit
 from healgp.estimators.scaling import Scaling, blockwise
 from healgp.likelihoods import Gaussian, Likelihood, Poisson
 from healgp.prediction import Setting
@@ -26,7 +27,7 @@ Array = np.ndarray
 _N_INDUCING = 100
 
 
-class ExpertGPRegressor(RegressorMixin, ExpertGP):
+class ExpertGPRegressor(RegressorMixin, PartialFit):
     """Gaussian process regression by a committee of small experts: of measurements, and of counts.
 
     The rows are divided among experts of about `points_per_expert` rows that share one kernel and
@@ -225,8 +226,8 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
         with self._all_or_nothing():
             return self._fit(X, y)
 
-    def _fit(self, X: Any, y: Any) -> Self:
-        X, y = self._training_rows(X, y, y_numeric=True, multi_output=True)
+    def _validated(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
+        X, y = self._training_rows(X, y, y_numeric=True, multi_output=True, **options)
         if y.ndim == 2 and y.shape[1] > 1:
             raise ValueError(
                 f"y has {y.shape[1]} columns, and ExpertGPRegressor predicts one output. Fit one "
@@ -234,6 +235,10 @@ class ExpertGPRegressor(RegressorMixin, ExpertGP):
             )
         if isinstance(y, np.ndarray):
             y = column_or_1d(y, dtype=np.float64, warn=True)
+        return X, y
+
+    def _fit(self, X: Any, y: Any) -> Self:
+        X, y = self._validated(X, y)
         N, D = X.shape
         counts = self.likelihood == "poisson"
         if counts:

@@ -11,6 +11,7 @@ import numpy as np
 from healgp.engines.local import LocalEngine
 from healgp.experts import exact, stages
 from healgp.experts.asking import Experts
+from healgp.experts.factors import Factors
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
 from healgp.linalg import JITTER
 
@@ -41,7 +42,8 @@ def check(log_likelihood: np.ndarray, sizes: np.ndarray, theta: Hyperparameters)
 
 @dataclass
 class Committee(Experts):
-    """J exact experts with one θ. Expert j owns the columns offsets[j]:offsets[j + 1] of XT."""
+    """J exact experts with one θ. Expert j owns the columns offsets[j]:offsets[j + 1] of XT; after
+    `replace` only the first filled[j] of them hold rows, and the others are room for more."""
 
     XT: np.ndarray  # [D, N]
     y: np.ndarray  # [N]
@@ -50,7 +52,9 @@ class Committee(Experts):
     theta: Hyperparameters
     alpha: np.ndarray | None = field(default=None, repr=False)  # [N], K⁻¹y of each expert
     factor_bytes: float | None = None
-    _factors: tuple[np.ndarray, np.ndarray, bool] | None = field(default=None, repr=False)
+    filled: np.ndarray | None = field(default=None, repr=False)  # [J]
+    log_likelihoods: np.ndarray | None = field(default=None, repr=False)  # [J]
+    _factors: Factors | None = field(default=None, repr=False)
 
     @classmethod
     def from_groups(
@@ -69,14 +73,15 @@ class Committee(Experts):
         the expert on D_c; which experts the first are, for those left without rows drop out; and
         where each row of this committee is in theirs (those of D_c, in the last of them)."""
         X, y = self.inputs(chosen), self.targets(chosen)
-        own = np.ones(self.n_rows, dtype=bool)
+        own = np.zeros(self.offsets[-1], dtype=bool)
+        own[self.places(np.arange(self.n_rows))] = True
         own[chosen] = False
         sizes = np.add.reduceat(own.astype(np.intp), self.offsets[:-1])
         left = np.flatnonzero(sizes) if own.any() else np.array([0])
         both = self.augmented(own, left, X, y)
         both.factor_bytes = self.factor_bytes
         alone = Committee.from_groups(X, y, [np.arange(len(y))], self.kernel, self.theta)
-        place = np.cumsum(own) - 1 + np.repeat(np.cumsum(sizes > 0) * len(y), self.sizes)
+        place = np.cumsum(own) - 1 + np.repeat(np.cumsum(sizes > 0) * len(y), np.diff(self.offsets))
         place[chosen] = both.offsets[-2] + np.arange(len(y))
         return both, alone, left, place
 
@@ -96,10 +101,29 @@ class Committee(Experts):
 
     def subset(self, experts: np.ndarray) -> Committee:
         """Some of the experts, not prepared."""
-        columns = np.concatenate([np.arange(*self.offsets[j : j + 2]) for j in experts])
+        columns = np.concatenate([self.columns(j) for j in experts])
         offsets = np.concatenate([[0], np.cumsum(self.sizes[experts])])
         XT = np.ascontiguousarray(self.XT[:, columns])
         return Committee(XT, self.y[columns], offsets, self.kernel, self.theta)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.diff(self.offsets) if self.filled is None else self.filled
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.sizes.sum())
+
+    def columns(self, j: int) -> np.ndarray:
+        """Where the rows of expert j are."""
+        return np.arange(self.offsets[j], self.offsets[j] + self.sizes[j])
+
+    def places(self, rows: np.ndarray) -> np.ndarray:
+        if self.filled is None:
+            return rows
+        ends = np.cumsum(self.filled)
+        owner = np.searchsorted(ends, rows, side="right")
+        return self.offsets[owner] + rows - (ends - self.filled)[owner]
 
     def inputs(self, rows: np.ndarray | slice) -> np.ndarray:
         """Some of the committee's own rows [n, D]."""
@@ -111,7 +135,10 @@ class Committee(Experts):
 
     def centres(self) -> np.ndarray:
         """The mean of the rows of each expert [J, D]."""
-        return np.add.reduceat(self.XT, self.offsets[:-1], axis=1).T / self.sizes[:, None]
+        XT, sizes = self.XT, self.sizes
+        if self.filled is not None:
+            XT = XT[:, self.places(np.arange(self.n_rows))]
+        return np.add.reduceat(XT, np.cumsum(sizes) - sizes, axis=1).T / sizes[:, None]
 
     #: There is one latent function, in the units of y.
     latent_shape = ()
@@ -125,7 +152,7 @@ class Committee(Experts):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # joblib hands large arrays over read-only, which would be another type to compile for.
-        for name in ("XT", "y", "offsets", "alpha"):
+        for name in ("XT", "y", "offsets", "alpha", "filled"):
             if state[name] is not None:
                 state[name] = np.require(state[name], requirements=["C", "W"])
         self.__dict__.update(state)
@@ -155,54 +182,100 @@ class Committee(Experts):
 
     def contributions(self, theta: Hyperparameters, engine: LocalEngine) -> np.ndarray:
         """[J, D + 4], each expert's term of the objective and its gradient; NaN where it failed."""
-        m, D, shaped = int(self.sizes.max()), len(self.XT), self.kernel in SHAPE_NAMES
+        sizes = self.sizes
+        m, D, shaped = int(sizes.max()), len(self.XT), self.kernel in SHAPE_NAMES
         out = np.empty((self.n_experts, D + 4))
         head = self._arguments(theta)
 
         def run(experts: np.ndarray) -> None:
             scratch = engine.scratch(*exact.scratch_sizes(m, D, shaped))
-            exact.objective(*head, self.XT, self.y, self.offsets, experts, *scratch, out)
+            exact.objective(*head, self.XT, self.y, self.offsets, sizes, experts, *scratch, out)
 
         engine.run(run, self._tasks)
         return out
 
-    def prepare(self, engine: LocalEngine) -> float:
-        """Works out α and the factors; returns Σ_j log p_j."""
-        log_likelihood = self.factorize(engine)
-        check(log_likelihood, self.sizes, self.theta)
-        return float(log_likelihood.sum())
+    def prepare(self, engine: LocalEngine, *known: Any) -> float:
+        """Works out α and the factors, from what is known of them; returns Σ_j log p_j."""
+        log_likelihoods = self.factorize(engine, *known)
+        check(log_likelihoods, self.sizes, self.theta)
+        return float(log_likelihoods.sum())
 
-    def factorize(self, engine: LocalEngine) -> np.ndarray:
-        """Works out α and, as far as memory allows, the factors: whole, else packed as triangles,
-        and of those that do not fit as triangles none, they are made again when asked. Returns
-        log p_j [J], NaN where it failed."""
-        m, D, shaped = int(self.sizes.max()), len(self.XT), self.kernel in SHAPE_NAMES
-        n = self.sizes.astype(np.int64)
-        room = (FACTOR_BYTES if self.factor_bytes is None else self.factor_bytes) / 8
-        packed = bool((n * n).sum() > room)
-        each = n * (n + 1) // 2 if packed else n * n
-        ends = np.cumsum(each)
-        kept = ends <= room
-        where = np.where(kept, ends - each, -1)
-        factors = np.empty(int(each[kept].sum()))
-        alpha, log_likelihood = np.empty(len(self.y)), np.empty(self.n_experts)
+    def factorize(
+        self, engine: LocalEngine, known: np.ndarray | None = None,
+        sources: np.ndarray | None = None, sources_packed: bool = False,
+    ) -> np.ndarray:  # fmt: skip
+        """Works out α and, as far as memory allows, the factors (see `healgp.experts.factors`).
+        Where the factor of an expert's first known[j] rows is at an address, sources[j] > 0, it
+        starts from that. Returns log p_j [J], NaN where it failed."""
+        sizes = self.sizes
+        m, D, shaped = int(sizes.max()), len(self.XT), self.kernel in SHAPE_NAMES
+        if known is None or sources is None:
+            known = sources = np.zeros(self.n_experts, dtype=np.int64)
+        factors = Factors(sizes, self._room)
+        alpha, log_likelihoods = np.empty(len(self.y)), np.empty(self.n_experts)
         head = self._arguments(self.theta)
 
         def run(experts: np.ndarray) -> None:
             A, _, _, Z, _, r2, phi = engine.scratch(*exact.scratch_sizes(m, D, shaped))
             exact.factorize(
-                *head, self.XT, self.y, self.offsets, experts, A, Z, r2, phi,
-                alpha, factors, where, packed, log_likelihood,
+                *head, self.XT, self.y, self.offsets, sizes, experts, A, Z, r2, phi, alpha,
+                factors.addresses, factors.packed, known, sources, sources_packed, log_likelihoods,
             )  # fmt: skip
 
         engine.run(run, self._tasks)
-        self.alpha, self._factors = alpha, (factors, where, packed)
-        return log_likelihood
+        self.alpha, self._factors, self.log_likelihoods = alpha, factors, log_likelihoods
+        return log_likelihoods
+
+    @property
+    def _room(self) -> float:
+        """Numbers that the factors may have."""
+        return (FACTOR_BYTES if self.factor_bytes is None else self.factor_bytes) / 8
 
     def prepare_once(self, engine: LocalEngine) -> None:
         """Prepares the experts unless they are: factors do not travel with a pickled model."""
         if self._factors is None:
             self.prepare(engine)
+
+    def replace(self, experts: np.ndarray, new: Committee, width: int | None) -> None:
+        """Some experts, existing ones and those that come after them, by the prepared ones of
+        `new`. Each has `width` columns, so that the next rows find room and nobody else is copied;
+        None is twice its rows. What is copied altogether grows with the rows, not with its
+        square."""
+        (old_alpha, log_likelihoods, factors), theirs = self._found(), new._found()
+        J = max(self.n_experts, int(experts.max()) + 1)
+        before, sizes = self.sizes, np.zeros(J, dtype=np.int64)
+        sizes[: len(before)] = before
+        sizes[experts] = new.sizes
+        wanted = 2 * sizes if width is None else np.maximum(sizes, width)
+        widths = np.append(np.diff(self.offsets), wanted[len(before) :])
+        crowded = bool((sizes > widths).any())
+        offsets = np.append(0, np.cumsum(wanted if crowded else widths))
+        XT, y, alpha = self.XT, self.y, old_alpha
+        if crowded or offsets[-1] > len(y):
+            room = int(offsets[-1] if crowded else max(offsets[-1], 1.5 * len(y)))
+            XT, y, alpha = np.zeros((len(XT), room)), np.zeros(room), np.zeros(room)
+            old = self.places(np.arange(before.sum()))
+            to = old + np.repeat(offsets[: len(before)] - self.offsets[:-1], before)
+            XT[:, to], y[to], alpha[to] = self.XT[:, old], self.y[old], old_alpha[old]
+        for i, j in enumerate(experts):
+            own, place = new.columns(i), slice(offsets[j], offsets[j] + sizes[j])
+            XT[:, place], y[place], alpha[place] = new.XT[:, own], new.y[own], theirs[0][own]
+        log_likelihoods = np.append(log_likelihoods, np.empty(J - len(before)))
+        log_likelihoods[experts] = theirs[1]
+        factors.replace(experts, theirs[2], sizes, self._room)
+        self.XT, self.y, self.alpha, self.offsets, self.filled = XT, y, alpha, offsets, sizes
+        self.log_likelihoods = log_likelihoods
+        self.__dict__.pop("_tasks", None)
+
+    @property
+    def factors(self) -> Factors:
+        return self._found()[2]
+
+    def _found(self) -> tuple[np.ndarray, np.ndarray, Factors]:
+        """What `prepare` has worked out."""
+        if self.alpha is None or self.log_likelihoods is None or self._factors is None:
+            raise RuntimeError("prepare() comes first")
+        return self.alpha, self.log_likelihoods, self._factors
 
     def moments(
         self, new: np.ndarray, first: int, last: int, engine: LocalEngine
@@ -211,19 +284,19 @@ class Committee(Experts):
 
         Runs in the calling thread; `prepare` must have been called.
         """
-        if self.alpha is None or self._factors is None:
-            raise RuntimeError("prepare() comes before moments()")
-        m, D = int(self.sizes.max()), len(self.XT)
-        factors, where, packed = self._factors
+        alpha, _, factors = self._found()
+        sizes = self.sizes
+        m, D = int(sizes.max()), len(self.XT)
         mean, var = np.empty((2, last - first, len(new)))
-        again = m * m if packed else 0
+        again = m * m if factors.packed else 0
         wide = m + exact.PAD
         A, Z, scaled, V, r2, phi = engine.scratch(
             again, D * wide, D * exact.ROWS, m * exact.ROWS, max(wide, exact.ROWS), wide
         )
         exact.moments(
-            *self._arguments(self.theta), self.XT, self.offsets, self.alpha, factors, where, packed,
-            first, last, np.ascontiguousarray(new.T), A, Z, scaled, V, r2, phi, mean, var,
+            *self._arguments(self.theta), self.XT, self.offsets, sizes, alpha,
+            factors.addresses, factors.packed, first, last, np.ascontiguousarray(new.T),
+            A, Z, scaled, V, r2, phi, mean, var,
         )  # fmt: skip
         return mean, var
 
@@ -248,19 +321,17 @@ class Committee(Experts):
         """What expert j says about some of its own rows, each without that row: latent means and
         variances, and the coefficients [n, m] of the means if they are asked for; in the calling
         thread."""
-        if self.alpha is None or self._factors is None:
-            raise RuntimeError("prepare() comes before without()")
-        factors, where, packed = self._factors
-        m, D = int(self.sizes.max()), len(self.XT)
+        (alpha, _, factors), sizes = self._found(), self.sizes
+        m, D = int(sizes.max()), len(self.XT)
         wide = m + exact.PAD
         A, Z, V, r2, phi = engine.scratch(
-            m * m if packed else 0, D * wide, m * exact.ROWS, wide, wide
+            m * m if factors.packed else 0, D * wide, m * exact.ROWS, wide, wide
         )
         mean, var = np.empty((2, len(rows)))
-        out = np.empty((len(rows) if coefficients else 0, self.sizes[j]))
+        out = np.empty((len(rows) if coefficients else 0, sizes[j]))
         exact.leave_one_out(
-            *self._arguments(self.theta), self.XT, self.y, self.offsets, self.alpha, factors, where,
-            packed, j, rows, A, Z, V, r2, phi, mean, var, out,
+            *self._arguments(self.theta), self.XT, self.y, self.offsets, sizes, alpha,
+            factors.addresses, factors.packed, j, rows, A, Z, V, r2, phi, mean, var, out,
         )  # fmt: skip
         return mean, var, out
 
@@ -269,19 +340,17 @@ class Committee(Experts):
     ) -> np.ndarray:
         """(K + σ_y²I)⁻¹k* [n, m] of expert j at some rows of `new` [·, D]: what its latent mean
         combines its y with; in the calling thread."""
-        if self._factors is None:
-            raise RuntimeError("prepare() comes before coefficients()")
-        factors, where, packed = self._factors
-        m, D = int(self.sizes.max()), len(self.XT)
+        (_, _, factors), sizes = self._found(), self.sizes
+        m, D = int(sizes.max()), len(self.XT)
         wide = m + exact.PAD
         A, Z, scaled, V, r2, phi = engine.scratch(
-            m * m if packed else 0, D * wide, D * exact.ROWS, m * exact.ROWS,
+            m * m if factors.packed else 0, D * wide, D * exact.ROWS, m * exact.ROWS,
             max(wide, exact.ROWS), wide,
         )  # fmt: skip
-        out = np.empty((len(rows), self.sizes[j]))
+        out = np.empty((len(rows), sizes[j]))
         exact.coefficients(
-            *self._arguments(self.theta), self.XT, self.offsets, factors, where, packed, j,
-            np.ascontiguousarray(new[rows].T), A, Z, scaled, V, r2, phi, out,
+            *self._arguments(self.theta), self.XT, self.offsets, sizes, factors.addresses,
+            factors.packed, j, np.ascontiguousarray(new[rows].T), A, Z, scaled, V, r2, phi, out,
         )  # fmt: skip
         return out
 
@@ -317,7 +386,7 @@ class Committee(Experts):
         return 0.5 * (S + S.T)
 
     def _own(self, j: int) -> np.ndarray:
-        return self.XT[:, self.offsets[j] : self.offsets[j + 1]]
+        return self.XT[:, self.offsets[j] : self.offsets[j] + self.sizes[j]]
 
     def _scaled(self, XT: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(XT / self.theta.lengthscales[:, None])

@@ -1,8 +1,9 @@
 """One exact GP expert: log marginal likelihood with gradient, factor, latent moments.
 
 Everything here is jitted, releases the GIL and works on a run of experts, with scratch memory that
-the caller allocates once per thread. Rows are sorted by expert: expert j owns the columns
-``offsets[j]:offsets[j + 1]`` of ``XT`` [D, N] and the same entries of ``y``.
+the caller allocates once per thread. Rows are sorted by expert: expert j owns ``sizes[j]`` columns
+of ``XT`` [D, N] from ``offsets[j]`` on, and the same entries of ``y``. Factors are found by their
+addresses (see `healgp.experts.factors`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from healgp.kernels import (
     squared_distances,
     values,
 )
-from healgp.linalg import JITTER, cholesky, invert, multiply, solve, solve_back, solve_vector
+from healgp.linalg import (
+    JITTER,
+    at_address,
+    cholesky,
+    extend,
+    invert,
+    multiply,
+    solve,
+    solve_back,
+    solve_vector,
+)
 
 #: Rows of X* that one triangular solve takes at a time: wide enough for BLAS, narrow enough for L2.
 ROWS = 256
@@ -51,24 +62,26 @@ def _scale(XT, start, m, lengthscales, Z):
 
 
 @_CONTRACT
-def _covariance(kernel, shape, signal, diagonal, Z, m, A, B, C, r2, phi, point):
-    """Upper triangle of σ²φ + diagonal·I into A; of φ′ and ∂φ/∂log shape into B and C unless B is
-    empty."""
+def _covariance(kernel, shape, signal, diagonal, Z, m, known, A, B, C, r2, phi, point):
+    """Upper triangle of σ²φ + diagonal·I into A but for its first `known` columns; of φ′ and
+    ∂φ/∂log shape into B and C unless B is empty."""
     D, width = Z.shape
     slopes = B.size > 0
     for i in range(m):
         for d in range(D):
             point[d] = Z[d, i]
-        n = _padded(m - i - 1)
-        squared_distances(Z, i + 1, n, point, r2)
+        begin = max(i + 1, known)
+        n = _padded(m - begin)
+        squared_distances(Z, begin, n, point, r2)
         if slopes:
             profile(kernel, shape, r2, n, phi, B[i * width + i + 1 :], C[i * width + i + 1 :])
         else:
             values(kernel, shape, r2, n, phi)
-        row = A[i * m + i + 1 : i * m + m]
-        for j in range(m - i - 1):
+        row = A[i * m + begin : i * m + m]
+        for j in range(m - begin):
             row[j] = signal * phi[j]
-        A[i * m + i] = signal + diagonal
+        if i >= known:
+            A[i * m + i] = signal + diagonal
 
 
 @_JIT
@@ -77,10 +90,28 @@ def _factorize(kernel, shape, signal, noise, Z, m, A, B, C, r2, phi):
     point = np.empty(Z.shape[0])
     for jitter in JITTER:
         diagonal = noise + jitter * signal
-        _covariance(kernel, shape, signal, diagonal, Z, m, A, B, C, r2, phi, point)
+        _covariance(kernel, shape, signal, diagonal, Z, m, 0, A, B, C, r2, phi, point)
         if cholesky(A, m) and np.isfinite(A[m * m - 1]):
             return True
     return False
+
+
+@_JIT
+def _extend(kernel, shape, signal, noise, Z, m, known, source, packed, A, r2, phi):
+    """The same from the factor of the first `known` rows, which is at the address `source`. False
+    if that was made with jitter, or more rows need it."""
+    if packed:
+        _unpack(at_address(source, known * (known + 1) // 2), known, A, m)
+    else:
+        old = at_address(source, known * known)
+        for i in range(known):
+            A[i * m + i : i * m + known] = old[i * known + i : i * known + known]
+    diagonal = signal + noise
+    if abs(A[0] * A[0] - diagonal) > 1e-14 * diagonal:
+        return False
+    point = np.empty(Z.shape[0])
+    _covariance(kernel, shape, signal, noise, Z, m, known, A, A[:0], A[:0], r2, phi, point)
+    return extend(A, known, m) and np.isfinite(A[m * m - 1])
 
 
 @_SUM
@@ -113,7 +144,7 @@ def _gradient(kernel, Z, m, A, B, C, alpha, out, s):
 
 @_JIT
 def objective(
-    kernel, shape, signal, noise, lengthscales, XT, y, offsets, experts,
+    kernel, shape, signal, noise, lengthscales, XT, y, offsets, sizes, experts,
     A, B, C, Zflat, alpha, r2, phi, out,
 ):  # fmt: skip
     """Log marginal likelihood of each expert in `experts` and its gradient, into out[expert].
@@ -126,8 +157,7 @@ def objective(
     D = XT.shape[0]
     sums = np.empty(D + 2)
     for j in experts:
-        start = offsets[j]
-        m = offsets[j + 1] - start
+        start, m = offsets[j], sizes[j]
         Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
         _scale(XT, start, m, lengthscales, Z)
         if not _factorize(kernel, shape, signal, noise, Z, m, A, B, C, r2, phi):
@@ -153,7 +183,7 @@ def objective(
 
 
 @_JIT
-def _pack(U, m, out):
+def pack(U, m, out):
     """The upper triangle of U [m, m], row after row."""
     place = 0
     for i in range(m):
@@ -163,31 +193,37 @@ def _pack(U, m, out):
 
 
 @_JIT
-def _unpack(packed, m, U):
+def _unpack(packed, m, U, width):
+    """Into the first m rows and columns of U, whose rows have `width` numbers."""
     place = 0
     for i in range(m):
         n = m - i
-        U[i * m + i : i * m + m] = packed[place : place + n]
+        U[i * width + i : i * width + m] = packed[place : place + n]
         place += n
 
 
 @_JIT
 def factorize(
-    kernel, shape, signal, noise, lengthscales, XT, y, offsets, experts,
-    A, Zflat, r2, phi, alpha, factors, factor_offsets, packed, log_likelihood,
+    kernel, shape, signal, noise, lengthscales, XT, y, offsets, sizes, experts,
+    A, Zflat, r2, phi, alpha, factors, packed, known, sources, sources_packed, log_likelihood,
 ):  # fmt: skip
     """α = K⁻¹y of each expert into alpha, its log marginal likelihood (NaN on failure), and its
-    factor U into factors where there is room for it (factor_offsets[j] ≥ 0), whole or packed."""
+    factor U to its address, if it has one (factors[j] > 0), whole or packed. Where the factor of
+    its first known[j] rows is at an address (sources[j] > 0), it starts from that."""
     D = XT.shape[0]
     for j in experts:
-        start = offsets[j]
-        m = offsets[j + 1] - start
+        start, m = offsets[j], sizes[j]
         Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
         _scale(XT, start, m, lengthscales, Z)
         U = A
-        if factor_offsets[j] >= 0 and not packed:
-            U = factors[factor_offsets[j] : factor_offsets[j] + m * m]
-        if not _factorize(kernel, shape, signal, noise, Z, m, U, A[:0], A[:0], r2, phi):
+        if factors[j] > 0 and not packed:
+            U = at_address(factors[j], m * m)
+        done = sources[j] > 0 and _extend(
+            kernel, shape, signal, noise, Z, m, known[j], sources[j], sources_packed, U, r2, phi
+        )
+        if not done and not _factorize(
+            kernel, shape, signal, noise, Z, m, U, A[:0], A[:0], r2, phi
+        ):
             log_likelihood[j] = np.nan
             continue
         a = alpha[start : start + m]
@@ -197,8 +233,8 @@ def factorize(
         for i in range(m):
             value -= 0.5 * a[i] * y[start + i] + np.log(U[i * m + i])
         log_likelihood[j] = value
-        if factor_offsets[j] >= 0 and packed:
-            _pack(U, m, factors[factor_offsets[j] :])
+        if factors[j] > 0 and packed:
+            pack(U, m, at_address(factors[j], m * (m + 1) // 2))
 
 
 @_CONTRACT
@@ -228,18 +264,17 @@ def _moments(kernel, shape, signal, Z, m, alpha, U, new, n, V, r2, mean, var):
 
 @_JIT
 def _prepared(
-    kernel, shape, signal, noise, lengthscales, XT, start, m, factors, where, packed, A, Zflat, r2,
-    phi,
-):  # fmt: skip
+    kernel, shape, signal, noise, lengthscales, XT, start, m, factor, packed, A, Zflat, r2, phi
+):
     """The scaled rows Z of the expert that starts at `start`, and its factor U: the one that is
-    kept at factors[where], unpacked into A, or made again in A."""
+    kept at the address `factor`, unpacked into A, or made again in A."""
     D = XT.shape[0]
     Z = Zflat[: D * (m + PAD)].reshape(D, m + PAD)
     _scale(XT, start, m, lengthscales, Z)
-    if where >= 0 and not packed:
-        return Z, factors[where : where + m * m]
-    if where >= 0:
-        _unpack(factors[where:], m, A)
+    if factor > 0 and not packed:
+        return Z, at_address(factor, m * m)
+    if factor > 0:
+        _unpack(at_address(factor, m * (m + 1) // 2), m, A, m)
     else:
         _factorize(kernel, shape, signal, noise, Z, m, A, A[:0], A[:0], r2, phi)
     return Z, A[: m * m]
@@ -247,7 +282,7 @@ def _prepared(
 
 @_JIT
 def moments(
-    kernel, shape, signal, noise, lengthscales, XT, offsets, alpha, factors, factor_offsets, packed,
+    kernel, shape, signal, noise, lengthscales, XT, offsets, sizes, alpha, factors, packed,
     first, last, new, A, Zflat, scaled, V, r2, phi, mean, var,
 ):  # fmt: skip
     """Latent mean and variance of the experts first … last − 1 at the rows `new` [D, n], into mean
@@ -257,11 +292,10 @@ def moments(
     """
     D, n = new.shape
     for j in range(first, last):
-        start = offsets[j]
-        m = offsets[j + 1] - start
+        start, m = offsets[j], sizes[j]
         Z, U = _prepared(
-            kernel, shape, signal, noise, lengthscales, XT, start, m, factors, factor_offsets[j],
-            packed, A, Zflat, r2, phi,
+            kernel, shape, signal, noise, lengthscales, XT, start, m, factors[j], packed, A,
+            Zflat, r2, phi,
         )  # fmt: skip
         for begin in range(0, n, ROWS):
             rows = min(ROWS, n - begin)
@@ -275,8 +309,8 @@ def moments(
 
 @_JIT
 def leave_one_out(
-    kernel, shape, signal, noise, lengthscales, XT, y, offsets, alpha, factors, factor_offsets,
-    packed, expert, rows, A, Zflat, V, r2, phi, mean, var, out,
+    kernel, shape, signal, noise, lengthscales, XT, y, offsets, sizes, alpha, factors, packed,
+    expert, rows, A, Zflat, V, r2, phi, mean, var, out,
 ):  # fmt: skip
     """Latent mean and variance of one expert at some of its own rows, each without that row
     (Rasmussen & Williams 2006, equations 5.10 to 5.12; K with noise):
@@ -286,11 +320,10 @@ def leave_one_out(
     The mean is a linear combination of the other rows' y, with −[K⁻¹]_ki / [K⁻¹]_ii, which goes
     into out [n, m] unless that is empty.
     """
-    start = offsets[expert]
-    m = offsets[expert + 1] - start
+    start, m = offsets[expert], sizes[expert]
     _, U = _prepared(
-        kernel, shape, signal, noise, lengthscales, XT, start, m, factors, factor_offsets[expert],
-        packed, A, Zflat, r2, phi,
+        kernel, shape, signal, noise, lengthscales, XT, start, m, factors[expert], packed, A,
+        Zflat, r2, phi,
     )  # fmt: skip
     for begin in range(0, len(rows), ROWS):
         n = min(ROWS, len(rows) - begin)
@@ -312,17 +345,16 @@ def leave_one_out(
 
 @_CONTRACT
 def coefficients(
-    kernel, shape, signal, noise, lengthscales, XT, offsets, factors, factor_offsets, packed,
+    kernel, shape, signal, noise, lengthscales, XT, offsets, sizes, factors, packed,
     expert, new, A, Zflat, scaled, V, r2, phi, out,
 ):  # fmt: skip
     """(K + σ_y²I)⁻¹k* of one expert at the rows `new` [D, n], into out [n, m]: what its latent mean
     is a linear combination of y with."""
     D, n = new.shape
-    start = offsets[expert]
-    m = offsets[expert + 1] - start
+    start, m = offsets[expert], sizes[expert]
     Z, U = _prepared(
-        kernel, shape, signal, noise, lengthscales, XT, start, m, factors, factor_offsets[expert],
-        packed, A, Zflat, r2, phi,
+        kernel, shape, signal, noise, lengthscales, XT, start, m, factors[expert], packed, A,
+        Zflat, r2, phi,
     )  # fmt: skip
     point = np.empty(D)
     for begin in range(0, n, ROWS):
