@@ -4,6 +4,7 @@ from healgp import aggregation, datasets, metrics, weights
 from healgp.diagnosis import diagnose
 from healgp.estimators.classifier import ExpertGPClassifier
 from healgp.estimators.regressor import ExpertGPRegressor
+from healgp.persistence import load
 
 __version__ = "0.1.0"
 
@@ -13,6 +14,7 @@ __all__ = [
     "aggregation",
     "datasets",
     "diagnose",
+    "load",
     "metrics",
     "weights",
 ]

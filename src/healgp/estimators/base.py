@@ -3,6 +3,7 @@ new rows to aggregated latent functions."""
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from tqdm import tqdm
 
-from healgp import calibration, partition, routing, selection, streaming, training
+from healgp import calibration, partition, persistence, routing, selection, streaming, training
 from healgp.checkpoint import Journal
 from healgp.checks import check_bool, check_number, choose
 from healgp.engines.local import LocalEngine, blas_threads, effective_n_jobs, memory
@@ -29,6 +30,9 @@ from healgp.nested import Route, nested
 from healgp.prediction import Prior, Setting, stream
 
 Array = np.ndarray
+
+#: What was chosen from the training rows, by setting.
+_CHOSEN = ("_curves", "_rules", "_routes")
 
 #: Of the memory budget, the share for factors; the rest is for the rows that are predicted.
 _FACTOR_SHARE = 0.8
@@ -581,13 +585,29 @@ class ExpertGP(BaseEstimator):
         mean, var = self._stream(communication, new, [setting], Prior(0.0, 1.0))[0]
         return augmented, Prior(mean, var)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves the fitted model as a folder, `model.json` and its arrays, for `healgp.load`.
+
+        A model that is there already is replaced and stays whole until the new one is, also when
+        the process is killed meanwhile. A callable `partition` comes back as the labels it gave.
+        """
+        persistence.save(self, path)
+
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_committee")
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        made_again = {"_grbcm": None, "_centres": None}
-        return state | made_again if "_committee" in state else state
+        if "_committee" not in state:
+            return state
+        # as pairs, for formats whose dicts have plain keys only
+        pairs = {name: list(state[name].items()) for name in _CHOSEN}
+        return state | {"_grbcm": None, "_centres": None} | pairs
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_committee" in state:
+            state = state | {name: dict(state[name]) for name in _CHOSEN}
+        super().__setstate__(state)
 
 
 def _is_auto(value: Any) -> bool:

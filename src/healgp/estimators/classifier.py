@@ -12,7 +12,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from healgp import selection
+from healgp import persistence, selection
 from healgp.checks import choose
 from healgp.estimators.base import ExpertGP
 from healgp.estimators.scaling import Scaling, blockwise
@@ -21,6 +21,7 @@ from healgp.likelihoods import TINY, Bernoulli, Classification, RobustMax, Softm
 Array = np.ndarray
 
 
+@persistence.estimator
 class ExpertGPClassifier(ClassifierMixin, ExpertGP):
     """Gaussian process classification by a committee of small sparse variational experts.
 
@@ -168,10 +169,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         X is [N, D] and finite, y is [N] with labels of any type. Ctrl-C ends training with the best
         so far.
         """
-        choose("likelihood", self.likelihood, ("auto", "bernoulli", "softmax", "robustmax"))
-        if self.n_inducing is None:
-            raise ValueError("n_inducing=None: classes need sparse experts; give a number.")
-        self._check_shared()
+        self._check_parameters()
         with self._all_or_nothing():
             return self._fit(X, y)
 
@@ -227,6 +225,12 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         self.labels_, self.training_curve_, self.n_iter_ = labels, curve, len(curve)
         self._setting({})  # the temperature is chosen now, not at the first prediction
         return self
+
+    def _check_parameters(self) -> None:
+        choose("likelihood", self.likelihood, ("auto", "bernoulli", "softmax", "robustmax"))
+        if self.n_inducing is None:
+            raise ValueError("n_inducing=None: classes need sparse experts; give a number.")
+        self._check_shared()
 
     def _likelihood(self, n_classes: int, classes: Array) -> Classification:
         if n_classes < 2:

@@ -13,7 +13,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from healgp import joint, metrics, selection, training
+from healgp import joint, metrics, persistence, selection, training
 from healgp.checks import check_number, choose
 from healgp.estimators.base import ExpertGP, _reporter
 from healgp.estimators.partial import PartialFit
@@ -27,6 +27,7 @@ Array = np.ndarray
 _N_INDUCING = 100
 
 
+@persistence.estimator
 class ExpertGPRegressor(RegressorMixin, PartialFit):
     """Gaussian process regression by a committee of small experts: of measurements, and of counts.
 
