@@ -34,7 +34,8 @@ LINE = [
     ["estimators.base"],
     ["estimators.partial"],
     ["estimators.regressor", "estimators.classifier"],
-    ["evidence"],
+    ["columns"],
+    ["tables", "evidence"],
     ["diagnosis"],
     ["plots.style"],
     ["plots.fits", "plots.experts", "plots.quality", "plots.choices"],
@@ -50,6 +51,7 @@ LINE = [
     ["experiments.tables"],
     ["experiments.figures"],
     ["experiments.reproduce"],
+    ["commands"],
     ["cli"],
 ]
 RANK = {name: i for i, names in enumerate(LINE) for name in names}

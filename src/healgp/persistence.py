@@ -89,14 +89,8 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     A model that is there already is replaced, and stays whole until the new one is: a process that
     is killed meanwhile leaves the old model or the new one, never a mixture.
     """
-    kind = KINDS.get(type(model).__name__)
-    if kind is None or kind.cls is not type(model):
-        raise ValueError(
-            f"A {type(model).__name__} cannot be saved, only: {', '.join(KINDS)}. (Models of other "
-            "classes can be pickled.)"
-        )
     encoder = Encoder(CLASSES, MADE_AGAIN)
-    plain = {"class": type(model).__name__} | kind.to_plain(model, encoder)
+    plain = to_plain(model, encoder)
     storage.write(path, {"library_version": healgp.__version__} | plain, encoder.arrays)
 
 
@@ -127,8 +121,19 @@ def load(path: str | os.PathLike[str]) -> Any:
             raise ValueError(f"{where} does not describe a model: {error}.") from error
 
 
+def to_plain(model: Any, encoder: Encoder) -> dict[str, Any]:
+    """A model of any kind as JSON, with its arrays left in the encoder."""
+    kind = KINDS.get(type(model).__name__)
+    if kind is None or kind.cls is not type(model):
+        raise ValueError(
+            f"A {type(model).__name__} cannot be saved, only: {', '.join(KINDS)}. (Models of other "
+            "classes can be pickled.)"
+        )
+    return {"class": type(model).__name__} | kind.to_plain(model, encoder)
+
+
 def from_plain(plain: Any, decoder: Decoder) -> Any:
-    """A model of any kind from what `Kind.to_plain` made of it and the name of its class."""
+    """A model of any kind from what `to_plain` made of it."""
     checked("the model", plain, dict[str, Any])
     name = plain.get("class")
     if isinstance(name, str) and name in _ELSEWHERE and name not in KINDS:

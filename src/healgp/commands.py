@@ -1,0 +1,218 @@
+"""What `healgp fit`, `predict`, `evaluate` and `info` do, and what they say: functions that return
+what `--json` prints."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from healgp import diagnose, load, metrics
+from healgp.tables import TableModel, extension, pd, read, write
+
+#: Rows of an evaluation that count as few.
+_FEW = 100
+
+
+def fit(
+    data: Path, target: str, out: Path, task: str, drop: list[str], parameters: dict[str, Any]
+) -> dict[str, Any]:
+    """Fits a model of a table's column and saves it."""
+    table = read(data)
+    start = time.monotonic()
+    with two_interrupts():
+        model = TableModel.fit(table, target, task, drop, **parameters)
+        seconds = time.monotonic() - start
+        model.estimator.set_params(verbose=0)
+        model.save(out)
+    return {"model": str(out), "seconds": round(seconds, 3)} | describe(model)
+
+
+def predict(
+    model_path: Path, data: Path, out: Path, coverage: float, keep: bool, verbose: bool
+) -> dict[str, Any]:
+    """Predicts every row of a table and writes the predictions."""
+    extension(out)
+    if out.resolve() == data.resolve():
+        raise ValueError(f"{out} is the data itself. Give the predictions another name.")
+    model, table = table_model(model_path), read(data)
+    model.estimator.set_params(verbose=int(verbose))
+    found = model.predict(table, coverage)
+    columns = list(found.columns)
+    if keep:
+        both = [name for name in columns if name in table.columns]
+        if both:
+            raise ValueError(
+                f"{data} has a column {both[0]!r}, as the predictions do. Rename it, or leave "
+                "--keep out."
+            )
+        found = pd.concat([table, found], axis=1)
+    write(found, out)
+    return {"output": str(out), "rows": len(found), "columns": columns}
+
+
+def evaluate(model_path: Path, data: Path, verbose: bool) -> dict[str, Any]:
+    """How well a model predicts rows that it has not seen."""
+    model, table = table_model(model_path), read(data)
+    if model.target not in table.columns:
+        raise ValueError(
+            f"{data} has no column {model.target!r}, which the model predicts: without it there "
+            "is nothing to compare with."
+        )
+    there = table[model.target].notna()
+    table, estimator = table[there], model.estimator
+    if not len(table):
+        raise ValueError(f"{data}: the target {model.target!r} is missing in every row.")
+    estimator.set_params(verbose=int(verbose))
+    y, X = model.targets(table), model.inputs(table)
+    result: dict[str, Any] = {"task": model.task, "rows": len(y), "dropped": int((~there).sum())}
+    if model.task == "regression":
+        found = diagnose(estimator, X, y)
+        result |= {
+            "nlpd": found.nlpd,
+            "rmse": found.rmse,
+            "crps": found.crps,
+            "r2": _r2(y, found.rmse),
+            "coverage": {f"{level:g}": share for level, share in found.coverage.items()},
+            "pit": found.pit.tolist(),
+            "voters": found.voters,
+            "words": [*(found.warnings or ["The intervals are as wide as they say."])],
+        }
+    else:
+        nlpd = float(-estimator.log_predictive_density(X, y).mean())
+        result |= {"nlpd": nlpd}
+        result |= _of_classes(estimator, X, y) if model.task == "classification" else _of_counts(
+            estimator, X, y
+        )  # fmt: skip
+    if len(y) < _FEW:
+        result["words"].append(f"With {len(y)} rows these numbers are rough.")
+    return result
+
+
+def _of_classes(estimator: Any, X: pd.DataFrame, y: np.ndarray) -> dict[str, Any]:
+    p = estimator.predict_proba(X)
+    right = estimator.classes_[p.argmax(axis=1)] == y
+    sure = float(p.max(axis=1).mean())
+    accuracy = float(right.mean())
+    margin = 3.0 * np.sqrt(np.mean(p.max(axis=1) * (1.0 - p.max(axis=1))) / len(y)) + 0.01
+    words = "The probabilities are as sure as they are right."
+    if abs(sure - accuracy) > margin:
+        words = (
+            f"The probabilities are too {'sure' if sure > accuracy else 'cautious'}: the most "
+            f"likely class has {sure:.1%} on average, and is right for {accuracy:.1%} of the rows."
+        )
+    most = float(pd.Series(y).value_counts(normalize=True).iloc[0])
+    return {"accuracy": accuracy, "most_frequent": most, "confidence": sure, "words": [words]}
+
+
+def _of_counts(estimator: Any, X: pd.DataFrame, y: np.ndarray) -> dict[str, Any]:
+    rmse = metrics.rmse(y, estimator.predict(X))
+    coverage, words = {}, []
+    for level in (0.5, 0.8, 0.9, 0.95, 0.99):
+        lower, upper = estimator.predict_interval(X, coverage=level)
+        share = float(((lower <= y) & (y <= upper)).mean())
+        coverage[f"{level:g}"] = share
+        # intervals between whole numbers hold at least their share, so only too few is wrong
+        if level - share > max(3.0 * np.sqrt(level * (1 - level) / len(y)), 0.01):
+            words.append(
+                f"Intervals are too narrow: those of {level:.0%} hold {share:.1%} of the rows."
+            )
+    return {
+        "rmse": rmse,
+        "r2": _r2(y, rmse),
+        "coverage": coverage,
+        "words": words or ["The intervals hold what they say, or more."],
+    }
+
+
+def _r2(y: np.ndarray, rmse: float) -> float | None:
+    """The share of the target's variance that is explained, if it has any."""
+    return 1.0 - rmse**2 / float(y.var()) if y.var() > 0 else None
+
+
+def describe(model: Any) -> dict[str, Any]:
+    """What a model is and what was chosen for it."""
+    table = isinstance(model, TableModel)
+    estimator = model.estimator if table else model
+    said: dict[str, Any] = {"class": type(estimator).__name__}
+    if table:
+        said |= {"task": model.task, "target": model.target, "notes": model.notes}
+    said |= {
+        "rows": len(estimator.labels_),
+        "inputs": list(getattr(estimator, "feature_names_in_", [])) or estimator.n_features_in_,
+        "experts": estimator.n_experts_,
+        "kernel": estimator.kernel_,
+        "aggregation": estimator.aggregation_,
+        "lengthscales": estimator.lengthscales_.tolist(),
+        "signal_variance": float(estimator.signal_variance_),
+        "iterations": estimator.n_iter_,
+    }
+    if hasattr(estimator, "noise_variance_"):
+        said["noise_variance"] = float(estimator.noise_variance_)
+    if estimator.aggregation_ != "nested":
+        said["temperature"] = estimator.temperature_
+    if hasattr(estimator, "classes_"):
+        said["classes"] = estimator.classes_.tolist()
+    return said
+
+
+def table_model(path: Path) -> TableModel:
+    """A saved model that knows its table's columns."""
+    model = load(path)
+    if not isinstance(model, TableModel):
+        raise ValueError(
+            f"{path} was saved by an estimator in Python, which knows arrays and no tables. Predict "
+            "with it in Python, by healgp.load; or fit the table with `healgp fit`."
+        )
+    return model
+
+
+@contextlib.contextmanager
+def two_interrupts() -> Iterator[None]:
+    """The first Ctrl-C is a KeyboardInterrupt, which ends training with the best so far; the second
+    ends the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    pressed = False
+
+    def handle(number: int, frame: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            raise SystemExit(130)
+        pressed = True
+        print("\nInterrupted; Ctrl-C again to end at once.", file=sys.stderr, flush=True)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def warnings_in_words() -> Iterator[list[str]]:
+    """Gathers warnings, and says each of them once, in one line."""
+    said: list[str] = []
+
+    def show(message: Any, *_: Any, **__: Any) -> None:
+        text = " ".join(str(message).split())
+        if text not in said:
+            said.append(text)
+            print(f"Warning: {text}", file=sys.stderr, flush=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        for kind in (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning):
+            warnings.simplefilter("ignore", kind)
+        warnings.showwarning = show
+        yield said
