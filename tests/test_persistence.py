@@ -558,6 +558,21 @@ def test_a_full_disk_leaves_the_old_model(copied, monkeypatch):
     assert not (folder / ".." / "new").exists()
 
 
+@pytest.mark.parametrize("changes", [{}, {"n_inducing": 8}])
+def test_experts_on_a_cluster_are_saved_as_of_one_machine(changes, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    cluster = distributed.LocalCluster(1, threads_per_worker=1, processes=False,
+                                       dashboard_address=":0")  # fmt: skip
+    with cluster, distributed.Client(cluster):
+        model = regressor(engine="dask", **changes)
+        model.save(tmp_path / "model")
+        new = rows(60, seed=1)[0]
+        there = model.predict(new)
+    again = load(tmp_path / "model")
+    same_predictions(regressor(**changes), again)
+    np.testing.assert_allclose(again.predict(new), there, rtol=1e-10, atol=1e-12)
+
+
 # ---- the other ways ----------------------------------------------------------------------------
 
 

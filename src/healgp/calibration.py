@@ -124,13 +124,14 @@ class LeaveOneOut:
 def curve(
     committee: Any, new: Array, setting: Setting, prior: Prior, engine: LocalEngine,
     log_density: Callable[[Setting, Array, Array], Array],
+    advance: Callable[[int], Any] = lambda rows: None,
 ) -> Curve:  # fmt: skip
     """NLPD at the rows `new` over the grid, `log_density` being that of their targets under
-    aggregated moments [n]."""
+    aggregated moments [n]; `advance` is told of rows as they are done."""
     # the densities of classes cost more, and a third of the grid will do
     grid = GRID[::3] if committee.latent_shape else GRID
     settings = [replace(setting, temperature=float(t)) for t in grid]
-    results = stream(committee, new, settings, prior, engine)
+    results = stream(committee, new, settings, prior, engine, advance)
     values = [-log_density(s, *r).mean() for s, r in zip(settings, results, strict=True)]
     return Curve(grid, np.array(values))
 

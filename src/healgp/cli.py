@@ -214,6 +214,8 @@ def _run(
         with warnings_in_words() as warned, contextlib.redirect_stdout(sys.stderr):
             found = run()
     except KeyboardInterrupt:
+        if _at_a_terminal():
+            typer.echo(err=True)  # a bar may be in this line
         _fail("Interrupted; nothing was written.", as_json, 130)
     except (ValueError, OSError, ImportError, MemoryError) as error:
         _fail(str(error) or type(error).__name__, as_json, 1)

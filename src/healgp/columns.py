@@ -106,8 +106,8 @@ def describe(values: pd.Series) -> tuple[Column | None, str]:
         found = sorted(set(texts(values).dropna()))
         if len(found) > MOST_CATEGORIES:
             raise ValueError(
-                f"The column {name!r} has {len(found):,} different texts, and {MOST_CATEGORIES} are "
-                f"the most that can become columns. Leave it out with --drop {name!r}, or make "
+                f"The column {name!r} has {len(found):,} different texts, and {MOST_CATEGORIES} "
+                f"are the most that can become columns. Leave it out with --drop {name!r}, or make "
                 "numbers or fewer categories of it. (Dates are understood if written 2024-01-31.)"
             )
         if len(found) == 1 and not missing:
@@ -120,9 +120,8 @@ def describe(values: pd.Series) -> tuple[Column | None, str]:
     some = numbers[np.isfinite(numbers)]
     if not missing and (some == some[0]).all():
         return None, f"{name}: left out, it is the same in every row"
-    said = f"{name}: {kind}" + {"date": ", as days since 1970", "duration": ", in days"}.get(
-        kind, ""
-    )
+    unit = {"date": ", as days since 1970", "duration": ", in days"}.get(kind, "")
+    said = f"{name}: {kind}{unit}"
     if missing:
         said += f"{lacking}: the median stands there, and one more column says where"
     return Column(name, kind, missing > 0, fill=float(np.median(some))), said

@@ -169,8 +169,8 @@ def table_model(path: Path) -> TableModel:
     model = load(path)
     if not isinstance(model, TableModel):
         raise ValueError(
-            f"{path} was saved by an estimator in Python, which knows arrays and no tables. Predict "
-            "with it in Python, by healgp.load; or fit the table with `healgp fit`."
+            f"{path} was saved by an estimator in Python, which knows arrays and no tables. "
+            "Predict with it in Python, by healgp.load; or fit the table with `healgp fit`."
         )
     return model
 

@@ -173,6 +173,8 @@ def _to_plain(model: Any, encoder: Encoder) -> dict[str, Any]:
         and name not in FITTED_AGAIN
         and name not in ("n_features_in_", "feature_names_in_", "_sklearn_version")
     }
+    if hasattr(model._committee, "local"):  # experts on a cluster come together here
+        fitted["_committee"] = model._committee.local()
     unknown = set(fitted) - set(FITTED)
     if unknown:
         raise ValueError(

@@ -87,8 +87,8 @@ def read(path: str | os.PathLike[str]) -> pd.DataFrame:
     try:
         table = reader(path)
     except (ValueError, OSError, KeyError, pd.errors.ParserError) as error:
-        lines = str(error).strip().splitlines()
-        raise ValueError(f"{path} cannot be read: {lines[0] if lines else error!r}") from None
+        lines = str(error).strip("'\" \n").splitlines() or [type(error).__name__]
+        raise ValueError(f"{path} cannot be read: {lines[0]}") from None
     table.columns = [str(name) for name in table.columns]
     repeated = table.columns[table.columns.duplicated()]
     if len(repeated):

@@ -96,8 +96,10 @@ class ExpertGP(BaseEstimator):
         """Labels, the rows of each expert, and how many rows an expert was to have."""
         N = len(X)
         m = N if self.points_per_expert is None else min(self.points_per_expert, N)
-        with blas_threads(1):  # scikit-learn's k-means sets and restores BLAS's threads as well
+        # scikit-learn's k-means sets and restores BLAS's threads as well
+        with blas_threads(1), self._progress("partitioning", N, "row") as bar:
             labels = partition.labels_of(self.partition, X, Z, N // m, rng)
+            bar.update(N)
         return labels, partition.groups(labels), m
 
     def _kinds(self) -> tuple[Any, Any]:
@@ -291,10 +293,13 @@ class ExpertGP(BaseEstimator):
                 "set_params(temperature='auto') first."
             )
         committee, prior = self._committee_and_prior(setting.aggregation, new)
-        with committee.engine(self.n_jobs) as engine:
+        with (
+            committee.engine(self.n_jobs) as engine,
+            self._progress("calibrating", len(new), "row") as bar,
+        ):
             committee.prepare_once(engine)
             self._curves[_key(setting)] = calibration.curve(
-                committee, new, setting, prior, engine, self._log_density(targets)
+                committee, new, setting, prior, engine, self._log_density(targets), bar.update
             )
         return self
 
@@ -334,11 +339,14 @@ class ExpertGP(BaseEstimator):
         committee, prior = self._committee_and_prior(setting.aggregation, new)
         if setting.aggregation == "grbcm" and self._grbcm is not None:
             rows = self._grbcm[3][rows]
-        with committee.engine(self.n_jobs) as engine:
+        with (
+            committee.engine(self.n_jobs) as engine,
+            self._progress("calibrating", len(new), "row") as bar,
+        ):
             committee.prepare_once(engine)
             without = calibration.LeaveOneOut(committee, rows, engine)
             return calibration.curve(
-                without, new, setting, prior, engine, self._log_density(targets)
+                without, new, setting, prior, engine, self._log_density(targets), bar.update
             )
 
     @property
