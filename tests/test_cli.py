@@ -177,6 +177,7 @@ ERRORS = [
     (["predict", "train.csv", "test.csv", "-o", "o.csv"], 1, "not a saved model"),
     (["predict", "price", "wide.csv", "-o", "o.csv"], 1, "lacks columns"),
     (["predict", "price", "test.csv", "-o", "test.csv"], 1, "is the data itself"),
+    (["predict", "price", "mean.csv", "-o", "o.csv", "--keep"], 1, "has a column 'mean'"),
     (["predict", "price", "test.csv", "-o", "none/o.csv"], 1, "none"),
     (["evaluate", "price", "wide.csv"], 1, "no column 'price'"),
     (["info", "none"], 1, "none/model.json does not exist"),
@@ -196,6 +197,7 @@ def test_errors_are_one_message(folder, arguments, code, message, monkeypatch):
     if not (folder / "wide.csv").exists():
         wide = pd.DataFrame({"note": [f"secret {i}" for i in range(99)], "y": np.arange(99)})
         wide.to_csv("wide.csv", index=False)
+        houses(20).assign(mean=1).to_csv("mean.csv", index=False)
     before = sorted(os.listdir())
     out, err = run(*arguments, code=code)
     assert out == ""
@@ -214,21 +216,6 @@ def test_help_has_an_example():
 
 
 # ---- in a process of its own -------------------------------------------------------------------
-
-
-def start(*arguments, **options):
-    command = [*COMMAND, *(str(a) for a in arguments)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                            **options)  # fmt: skip
-
-
-def test_quiet_where_there_is_no_terminal(folder, tmp_path):
-    process = start("predict", folder / "price", folder / "test.csv", "-o", tmp_path / "o.csv",
-                    "--json")  # fmt: skip
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert json.loads(out)["rows"] == 120
-    assert "predicting" not in err
 
 
 class AtTerminal:

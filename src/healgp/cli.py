@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -52,7 +54,12 @@ def _main() -> None:
 def fit(
     data: Data,
     target: Annotated[str, typer.Option(help="The column to predict.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to save the model as.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", help="The folder to save the model as; a model there is replaced."
+        ),
+    ],
     task: Annotated[
         Task, typer.Option(help="What the target is; 'auto' tells it from its values.")
     ] = Task.auto,
@@ -213,12 +220,25 @@ def _run(
         # what a model prints while it works is not the command's answer
         with warnings_in_words() as warned, contextlib.redirect_stdout(sys.stderr):
             found = run()
+    except typer.Exit:
+        raise
     except KeyboardInterrupt:
         if _at_a_terminal():
             typer.echo(err=True)  # a bar may be in this line
         _fail("Interrupted; nothing was written.", as_json, 130)
     except (ValueError, OSError, ImportError, MemoryError) as error:
         _fail(str(error) or type(error).__name__, as_json, 1)
+    except Exception as error:
+        if os.environ.get("HEALGP_TRACEBACK"):
+            raise
+        # its message might show a row of the data
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        _fail(
+            f"Unexpected {type(error).__name__} in {Path(where.filename).name}, line "
+            f"{where.lineno}. Set HEALGP_TRACEBACK=1 to see more, and please report it.",
+            as_json,
+            1,
+        )
     if as_json:
         typer.echo(json.dumps(found | {"warnings": warned}, ensure_ascii=False))
     else:

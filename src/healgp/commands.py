@@ -45,18 +45,15 @@ def predict(
         raise ValueError(f"{out} is the data itself. Give the predictions another name.")
     model, table = table_model(model_path), read(data)
     model.estimator.set_params(verbose=int(verbose))
+    both = [name for name in model.predicted if name in table.columns]
+    if keep and both:
+        raise ValueError(
+            f"{data} has a column {both[0]!r}, as the predictions do. Rename it, or leave --keep "
+            "out."
+        )
     found = model.predict(table, coverage)
-    columns = list(found.columns)
-    if keep:
-        both = [name for name in columns if name in table.columns]
-        if both:
-            raise ValueError(
-                f"{data} has a column {both[0]!r}, as the predictions do. Rename it, or leave "
-                "--keep out."
-            )
-        found = pd.concat([table, found], axis=1)
-    write(found, out)
-    return {"output": str(out), "rows": len(found), "columns": columns}
+    write(pd.concat([table, found], axis=1) if keep else found, out)
+    return {"output": str(out), "rows": len(found), "columns": model.predicted}
 
 
 def evaluate(model_path: Path, data: Path, verbose: bool) -> dict[str, Any]:

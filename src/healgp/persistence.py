@@ -166,6 +166,9 @@ def _to_plain(model: Any, encoder: Encoder) -> dict[str, Any]:
         parameters["partition"] = np.asarray(parameters["partition"])
     if parameters["random_state"] is np.random:
         parameters["random_state"] = None  # the same generator
+    if parameters["checkpoint"] is not None:
+        parameters["checkpoint"] = None  # a file must not say where later fits write
+        notes.append("checkpoint was of the fit, and is not kept")
     fitted = {
         name: value
         for name, value in state.items()
@@ -203,6 +206,8 @@ def _from_plain(cls: Any, plain: dict[str, Any], decoder: Decoder) -> BaseEstima
     unknown = set(parameters) - set(cls._get_param_names())
     if unknown:
         raise ValueError(f"{cls.__name__} has no parameter {', '.join(sorted(unknown))[:80]}")
+    if parameters.get("checkpoint") is not None:
+        raise ValueError("a saved model has no checkpoint")
     model = cls(**parameters)
     model._check_parameters()
 

@@ -250,6 +250,13 @@ class TableModel:
         classes = self.estimator.classes_ if self.task == "classification" else None
         return targets(table[self.target], self.task, classes)
 
+    @property
+    def predicted(self) -> list[str]:
+        """Names of the columns that `predict` gives."""
+        if self.task == "classification":
+            return ["class", *(f"probability_{name}" for name in self.estimator.classes_)]
+        return ["mean", "std", "lower", "upper"]
+
     def predict(self, table: pd.DataFrame, coverage: float = 0.95) -> pd.DataFrame:
         """mean, std, lower and upper of each row; of classes, the class and the probability of
         each. Columns may come in any order, and others may be there."""
@@ -258,9 +265,8 @@ class TableModel:
             raise ValueError(f"coverage={coverage!r} must be below 1; for 95 % it is 0.95.")
         X = self.inputs(table)
         if self.task == "classification":
-            p, classes = self.estimator.predict_proba(X), self.estimator.classes_
-            found = {"class": classes[p.argmax(axis=1)]}
-            found |= {f"probability_{name}": p[:, i] for i, name in enumerate(classes)}
+            p = self.estimator.predict_proba(X)
+            found = [self.estimator.classes_[p.argmax(axis=1)], *p.T]
         else:
             mean, std = self.estimator.predict(X, return_std=True)
             if self.task == "regression":
@@ -268,8 +274,8 @@ class TableModel:
                 lower, upper = mean - half, mean + half
             else:
                 lower, upper = self.estimator.predict_interval(X, coverage=coverage)
-            found = {"mean": mean, "std": std, "lower": lower, "upper": upper}
-        return pd.DataFrame(found, index=table.index)
+            found = [mean, std, lower, upper]
+        return pd.DataFrame(dict(zip(self.predicted, found, strict=True)), index=table.index)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves estimator and columns together, for `healgp.load`."""
