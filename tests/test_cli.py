@@ -114,13 +114,13 @@ def test_evaluate(folder, target):
         assert found["words"][0].startswith("The probabilities are ")
         return
     np.testing.assert_allclose(found["r2"], model.estimator.score(X, y))
-    lower, upper = model.estimator.predict_interval(X, coverage=0.9)
-    assert found["coverage"]["0.9"] == ((lower <= y) & (y <= upper)).mean()
     assert "within the interval of: 50%" in out
+    expected = diagnose(model.estimator, X, y)
+    assert found["words"] == [*(expected.warnings or ["The intervals are as wide as they say."])]
+    assert found["coverage"]["0.9"] == expected.coverage[0.9]
     if target == "price":
-        assert found["words"] == list(
-            diagnose(model.estimator, X, y).warnings or ["The intervals are as wide as they say."]
-        )
+        lower, upper = model.estimator.predict_interval(X, coverage=0.9)
+        assert found["coverage"]["0.9"] == ((lower <= y) & (y <= upper)).mean()
 
 
 def test_rows_without_a_target_are_left_out_of_an_evaluation(folder, tmp_path):
@@ -131,6 +131,19 @@ def test_rows_without_a_target_are_left_out_of_an_evaluation(folder, tmp_path):
     assert out.startswith("50 rows: ")
     assert "70 rows without a target were left out" in out
     assert "these numbers are rough" in out
+
+
+def test_report(folder, tmp_path):
+    out, _ = run("report", folder / "dear", "-o", tmp_path / "without.html")
+    assert out == f"Written to {tmp_path / 'without.html'}\n"
+    test = pd.read_csv(folder / "test.csv")
+    test.loc[:9, "price"] = np.nan
+    test.to_csv(tmp_path / "test.csv", index=False)
+    run("report", folder / "price", tmp_path / "test.csv", "-o", tmp_path / "with.html")
+    test.drop(columns="visits").to_csv(tmp_path / "new.csv", index=False)
+    run("report", folder / "visits", tmp_path / "new.csv", "-o", tmp_path / "new.html")
+    pages = [(tmp_path / f"{name}.html").read_text() for name in ("without", "with", "new")]
+    assert all("<html" in page and "town=Köln" in page for page in pages)
 
 
 def test_info(folder, tmp_path):
@@ -211,7 +224,7 @@ def test_errors_are_one_message(folder, arguments, code, message, monkeypatch):
 
 def test_help_has_an_example():
     assert "130 if it was interrupted" in " ".join(run("--help")[0].split())
-    for name in ("fit", "predict", "evaluate", "info", "demo", "reproduce"):
+    for name in ("fit", "predict", "evaluate", "report", "info", "demo", "reproduce"):
         assert f"Example: healgp {name}" in run(name, "--help")[0]
 
 

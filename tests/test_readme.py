@@ -34,7 +34,7 @@ def test_commands(tmp_path, monkeypatch):
     blocks = re.findall(r"```sh\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.S)
     lines = [shlex.split(line, comments=True) for line in "".join(blocks).splitlines()]
     commands = [words[1:] for words in lines if words[:1] == ["healgp"]]
-    assert [words[0] for words in commands] == ["fit", "predict", "evaluate", "info"]
+    assert [words[0] for words in commands] == ["fit", "predict", "evaluate", "report", "info"]
     for words in commands:
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, result.output

@@ -205,6 +205,31 @@ def info(model: Model, as_json: Json = False) -> None:
     _run(run, say, as_json)
 
 
+@app.command()
+def report(
+    model: Model,
+    data: Annotated[
+        Path | None, typer.Argument(help="Rows that it was not fitted to, to judge it by.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
+        "report.html"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Writes a page about a model that opens in any browser, offline: how good it is, what was
+    chosen and why. Without data it is judged by training rows that are left out.
+
+    Example: healgp report houses.model held_out.csv -o report.html
+    """
+
+    def run() -> dict[str, Any]:
+        from healgp import commands
+
+        return commands.report(model, data, out, _at_a_terminal())
+
+    _run(run, lambda found: typer.echo(f"Written to {found['report']}"), as_json)
+
+
 def _at_a_terminal() -> bool:
     return sys.stderr.isatty()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from healgp import diagnose, load, metrics
+from healgp import diagnose, load
 from healgp.tables import TableModel, extension, pd, read, write
 
 #: Rows of an evaluation that count as few.
@@ -64,14 +64,11 @@ def evaluate(model_path: Path, data: Path, verbose: bool) -> dict[str, Any]:
             f"{data} has no column {model.target!r}, which the model predicts: without it there "
             "is nothing to compare with."
         )
-    there = table[model.target].notna()
-    table, estimator = table[there], model.estimator
-    if not len(table):
-        raise ValueError(f"{data}: the target {model.target!r} is missing in every row.")
-    estimator.set_params(verbose=int(verbose))
+    estimator, rows = model.estimator.set_params(verbose=int(verbose)), len(table)
+    table = _with_target(table, model, data)
     y, X = model.targets(table), model.inputs(table)
-    result: dict[str, Any] = {"task": model.task, "rows": len(y), "dropped": int((~there).sum())}
-    if model.task == "regression":
+    result: dict[str, Any] = {"task": model.task, "rows": len(y), "dropped": rows - len(y)}
+    if model.task != "classification":
         found = diagnose(estimator, X, y)
         result |= {
             "nlpd": found.nlpd,
@@ -84,14 +81,35 @@ def evaluate(model_path: Path, data: Path, verbose: bool) -> dict[str, Any]:
             "words": [*(found.warnings or ["The intervals are as wide as they say."])],
         }
     else:
-        nlpd = float(-estimator.log_predictive_density(X, y).mean())
-        result |= {"nlpd": nlpd}
-        result |= _of_classes(estimator, X, y) if model.task == "classification" else _of_counts(
-            estimator, X, y
-        )  # fmt: skip
+        result["nlpd"] = float(-estimator.log_predictive_density(X, y).mean())
+        result |= _of_classes(estimator, X, y)
     if len(y) < _FEW:
         result["words"].append(f"With {len(y)} rows these numbers are rough.")
     return result
+
+
+def _with_target(table: pd.DataFrame, model: TableModel, data: Path) -> pd.DataFrame:
+    there = table[model.target].notna()
+    if not there.any():
+        raise ValueError(f"{data}: the target {model.target!r} is missing in every row.")
+    return table[there]
+
+
+def report(model_path: Path, data: Path | None, out: Path, verbose: bool) -> dict[str, Any]:
+    """Writes a page about a model, judged by a table's rows if they are given."""
+    from healgp.report import write_report
+
+    model = load(model_path) if data is None else table_model(model_path)
+    estimator = model.estimator if isinstance(model, TableModel) else model
+    estimator.set_params(verbose=int(verbose))
+    X = y = None
+    if data is not None:
+        table = read(data)
+        if model.target in table.columns:
+            table = _with_target(table, model, data)
+            y = model.targets(table)
+        X = model.inputs(table)
+    return {"report": str(write_report(estimator, out, X, y))}
 
 
 def _of_classes(estimator: Any, X: pd.DataFrame, y: np.ndarray) -> dict[str, Any]:
@@ -108,26 +126,6 @@ def _of_classes(estimator: Any, X: pd.DataFrame, y: np.ndarray) -> dict[str, Any
         )
     most = float(pd.Series(y).value_counts(normalize=True).iloc[0])
     return {"accuracy": accuracy, "most_frequent": most, "confidence": sure, "words": [words]}
-
-
-def _of_counts(estimator: Any, X: pd.DataFrame, y: np.ndarray) -> dict[str, Any]:
-    rmse = metrics.rmse(y, estimator.predict(X))
-    coverage, words = {}, []
-    for level in (0.5, 0.8, 0.9, 0.95, 0.99):
-        lower, upper = estimator.predict_interval(X, coverage=level)
-        share = float(((lower <= y) & (y <= upper)).mean())
-        coverage[f"{level:g}"] = share
-        # intervals between whole numbers hold at least their share, so only too few is wrong
-        if level - share > max(3.0 * np.sqrt(level * (1 - level) / len(y)), 0.01):
-            words.append(
-                f"Intervals are too narrow: those of {level:.0%} hold {share:.1%} of the rows."
-            )
-    return {
-        "rmse": rmse,
-        "r2": _r2(y, rmse),
-        "coverage": coverage,
-        "words": words or ["The intervals hold what they say, or more."],
-    }
 
 
 def _r2(y: np.ndarray, rmse: float) -> float | None:

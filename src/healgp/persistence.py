@@ -53,6 +53,7 @@ FITTED: dict[str, Any] = {
     "classes_": np.ndarray,
     "n_experts_": int,
     "n_iter_": int,
+    "training_curve_": np.ndarray,
     "kernel_": str,
     "kernel_scores_": dict[str, float],
     "lengthscales_": np.ndarray,
