@@ -564,6 +564,24 @@ def test_a_full_disk_leaves_the_old_model(copied, monkeypatch):
     assert not (folder / ".." / "new").exists()
 
 
+@pytest.mark.parametrize("rule", ["gpoe", "grbcm"])
+def test_a_model_that_has_grown_goes_on(rule, tmp_path):
+    X, y = rows(400)
+    model = regressor(aggregation=rule, points_per_expert=30)
+    for part in (slice(0, 50), slice(50, 60), slice(60, 250)):
+        model.partial_fit(X[part] + 0.5, y[part])
+    model.save(tmp_path)
+    again, new = load(tmp_path), rows(60, seed=1)[0]
+    for _ in range(2):
+        np.testing.assert_allclose(again.predict(new), model.predict(new), rtol=1e-9, atol=1e-12)
+        same(again.labels_, model.labels_)
+        for one in (model, again):
+            one.partial_fit(X[250:] - 0.5, y[250:])
+    forge(tmp_path, lambda record: record["fitted"]["_arrivals"].update(n_rows=10**9))
+    with pytest.raises(ValueError, match="labels is not as a model has it"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("changes", [{}, {"n_inducing": 8}])
 def test_experts_on_a_cluster_are_saved_as_of_one_machine(changes, tmp_path):
     distributed = pytest.importorskip("distributed")

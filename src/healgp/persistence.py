@@ -26,17 +26,18 @@ from healgp.experts.sparse import SparseCommittee
 from healgp.experts.variational import Sites
 from healgp.kernels import KERNELS, Hyperparameters
 from healgp.prediction import Setting
+from healgp.streaming import Arrivals
 
 Array = np.ndarray
 
 #: Objects that may be in a saved model, and their fields that are made again.
 CLASSES = (
     Committee, SparseCommittee, Sites, Hyperparameters, Scaling, Setting, Curve, Comparison,
-    likelihoods.Gaussian, likelihoods.Poisson, likelihoods.Bernoulli, likelihoods.Softmax,
+    Arrivals, likelihoods.Gaussian, likelihoods.Poisson, likelihoods.Bernoulli, likelihoods.Softmax,
     likelihoods.RobustMax,
 )  # fmt: skip
 MADE_AGAIN = {
-    Committee: ("alpha", "factor_bytes", "_factors"),
+    Committee: ("alpha", "factor_bytes", "log_likelihoods", "_factors"),
     SparseCommittee: ("factor_bytes", "_states"),
 }
 
@@ -49,6 +50,7 @@ FITTED: dict[str, Any] = {
     "_curves": dict[Setting, Curve],
     "_rules": dict[Setting, Comparison],
     "_routes": dict[tuple[Setting, float], float],
+    "_arrivals": Arrivals | None,
     "labels_": np.ndarray,
     "classes_": np.ndarray,
     "n_experts_": int,
@@ -96,7 +98,8 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """The model that was saved as the folder `path`; it predicts bit for bit what that one did.
+    """The model that was saved as the folder `path`; it predicts bit for bit what that one did
+    (after `partial_fit` to rounding and routing's tolerance, for what grew is made in one go).
 
     Nothing in the files is run. Files that are missing, damaged or from a newer healgp are a
     ValueError that names the file.
@@ -242,8 +245,13 @@ def _check_fitted(fitted: dict[str, Any], D: int, names: list[str] | None, cls: 
     _check(fitted["n_experts_"] == J, "n_experts_")
     _check(names is None or len(names) == D, "feature_names")
     _check(fitted["lengthscales_"].shape == (D,), "lengthscales_")
-    labels = fitted["labels_"]
-    _check(labels.ndim == 1 and labels.dtype.kind == "i", "labels_")
+    _check_labels(fitted["labels_"], committee)
+    arrivals = fitted["_arrivals"]
+    if arrivals is not None:
+        _check_labels(arrivals.labels[: arrivals.n_rows], committee)
+        _check(arrivals.points is None or arrivals.points > 0, "_arrivals")
+        _check(0 < arrivals.far < np.inf and arrivals.seed >= 0, "_arrivals")
+        _check(arrivals.checked_at > 0, "_arrivals")
     for name in ("_calibration_rows", "_communication"):
         rows = fitted[name]
         if rows is not None:
@@ -277,11 +285,19 @@ def _check_committee(committee: Committee | SparseCommittee, D: int) -> tuple[in
     values = [*theta.lengthscales, theta.signal_variance, theta.shape]
     _check(all(0 < v < np.inf for v in values) and 0 <= theta.noise_variance < np.inf, "theta")
     _floats(committee.y, (N,), "y")
-    _check_offsets(committee.offsets, N, "offsets")
-    J = len(committee.offsets) - 1
     if isinstance(committee, Committee):
         _floats(committee.XT, (D, N), "XT")
-        return J, N
+        filled = committee.filled
+        end = N if filled is None else int(committee.offsets[-1:].sum())  # room may be left behind
+        _check(end <= N, "offsets")
+        _check_offsets(committee.offsets, end, "offsets")
+        if filled is not None:
+            widths = np.diff(committee.offsets)
+            _check(filled.dtype == np.int64 and filled.shape == widths.shape, "filled")
+            _check((filled > 0).all() and (filled <= widths).all(), "filled")
+        return len(committee.offsets) - 1, N
+    _check_offsets(committee.offsets, N, "offsets")
+    J = len(committee.offsets) - 1
     _floats(committee.X, (N, D), "X")
     _floats(committee.Z, (len(committee.Z), D), "Z")
     _check_offsets(committee.z_offsets, len(committee.Z), "z_offsets")
@@ -297,6 +313,11 @@ def _check_committee(committee: Committee | SparseCommittee, D: int) -> tuple[in
         _floats(getattr(committee.sites, name), (N, likelihood.n_latent), f"sites.{name}")
     _check((committee.sites.weight >= 0).all(), "sites.weight")
     return J, N
+
+
+def _check_labels(labels: Array, committee: Committee | SparseCommittee) -> None:
+    _check(labels.dtype.kind == "i" and labels.shape == (committee.n_rows,), "labels")
+    _check((labels >= 0).all() and (labels < committee.n_experts).all(), "labels")
 
 
 def _check_offsets(offsets: Array, end: int, name: str) -> None:
