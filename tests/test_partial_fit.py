@@ -14,7 +14,7 @@ from healgp import ExpertGPRegressor, partition
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee, ExpertError
 from healgp.linalg import extend
-from healgp.routing import Centres
+from healgp.routing import Guide
 
 PLAIN = dict(
     points_per_expert=40, kernel="matern32", max_iter=0, lengthscale=[0.6, 1.0],
@@ -49,7 +49,7 @@ def at_once(model, X, y):
     )  # fmt: skip
     places = old.places(np.arange(len(X)))
     other = copy.deepcopy(model)
-    other._committee, other._centres, other._grbcm = new, None, None
+    other._committee, other._centres, other._grbcm, other._guide = new, None, None, None
     other._communication = np.searchsorted(places, model._communication)
     other._calibration_rows = np.searchsorted(places, model._calibration_rows)
     assert np.array_equal(places[other._communication], model._communication)
@@ -152,14 +152,17 @@ def test_with_routing(many, rule):
     np.testing.assert_allclose(ours, expected, rtol=1e-8)
 
 
-def test_the_nearest_experts_are_those_of_centres_made_at_once(many):
+def test_the_guide_is_the_one_made_at_once(many):
     _, _, model = many
     new = model._scaling.inputs(rows(100, 1)[0])
-    ours, fresh = model._where(), Centres(model._committee, model.labels_)
-    assert 1 < len(ours._trees) < 10
-    with LocalEngine(1, [1]) as engine:
-        orders = [c.nearest(new, 0, model.n_experts_, engine) for c in (ours, fresh)]
-    np.testing.assert_array_equal(*orders)
+    with LocalEngine(2, [1, 1]) as engine:
+        ours, fresh = model._guided(engine), Guide(model._committee, engine)
+    for name in ("ZT", "W", "alpha"):
+        np.testing.assert_allclose(
+            getattr(ours.brief, name), getattr(fresh.brief, name), rtol=1e-6, atol=1e-9
+        )
+    np.testing.assert_allclose(ours._radii, fresh._radii, rtol=1e-9)
+    np.testing.assert_array_equal(ours.order(new), fresh.order(new))
 
 
 def test_new_rows_go_to_the_nearest_centre():
@@ -335,7 +338,8 @@ REFUSED = {
 def state(model):
     """All that a model holds but for what is made again."""
     committee = model._committee
-    held = {k: v for k, v in model.__dict__.items() if k not in ("_committee", "_centres")}
+    others = ("_committee", "_centres", "_guide")
+    held = {k: v for k, v in model.__dict__.items() if k not in others}
     held |= {k: v for k, v in committee.__dict__.items() if k not in ("_factors", "_tasks")}
     return {k: pickle.dumps(v) for k, v in held.items()} | {"U": list(committee.factors.addresses)}
 

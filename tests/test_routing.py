@@ -5,9 +5,11 @@ import pickle
 import numpy as np
 import pytest
 
+import naive
 from healgp import ExpertGPClassifier, ExpertGPRegressor, routing
 from healgp.engines.local import LocalEngine
-from healgp.prediction import Setting, stream
+from healgp.experts.brief import Brief
+from healgp.prediction import Prior, Setting, stream
 
 PLAIN = dict(kernel="rbf", aggregation="gpoe", temperature=100.0, random_state=0)
 
@@ -31,19 +33,58 @@ def apart(one, other):
     return np.maximum(abs(one[0] - other[0]), abs(one[1] - other[1])) / other[1]
 
 
+def guide(model):
+    with LocalEngine(2, model._committee.work) as engine:
+        return model._guided(engine)
+
+
 @pytest.mark.parametrize("space", ["f", "y"])
 @pytest.mark.parametrize("rule", ["gpoe", "rbcm", "barycenter", "wasserstein"])
-def test_everyone_asked_in_any_order_is_the_stream(model, hills, rule, space):
+def test_nearly_everyone_in_full_is_the_stream(model, hills, rule, space):
     new = model._scaling.inputs(hills[2][:300])
     setting = Setting(rule, "softmax_variance", 20.0, None, space)
     committee, prior = model._committee_and_prior(rule, new)
     with LocalEngine(2, committee.work) as engine:
         expected = stream(committee, new, [setting], prior, engine)[0]
-        (found,), asked = routing.routed(
-            committee, new, [setting], prior, model._noise(), model._where(), -1.0, engine
-        )
-    assert (asked == committee.n_experts).all()
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+        for k, tolerance in ((committee.n_experts - 1, 1e-9), (60, 1e-5)):
+            found = routing.routed(committee, new, [setting], prior, guide(model), k, engine)[0]
+            np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_an_expert_in_brief_is_the_sparse_gp(model, hills):
+    committee, brief = model._committee, guide(model).brief
+    new = model._scaling.inputs(hills[2][:40])
+    mean, var = brief.moments(new, 3, 5)
+    theta = committee.theta
+    for j, m, v in zip((3, 4), mean, var, strict=True):
+        X, y = committee.inputs(committee.columns(j)), committee.y[committee.columns(j)]
+        Z = brief.ZT[j].T * theta.lengthscales
+        K = [
+            naive.kernel(committee.kernel, Z, B, theta.lengthscales, theta.signal_variance)
+            for B in (Z, X, new)
+        ]
+        K[0] += 1e-8 * theta.signal_variance * np.eye(len(Z))
+        # Quiñonero-Candela and Rasmussen 2005, the deterministic training conditional
+        S = np.linalg.inv(K[0] + K[1] @ K[1].T / theta.noise_variance)
+        np.testing.assert_allclose(m, K[2].T @ S @ K[1] @ y / theta.noise_variance, rtol=1e-5)
+        left = np.linalg.solve(K[0], K[2]) - S @ K[2]
+        expected = theta.signal_variance - (K[2] * left).sum(axis=0)
+        np.testing.assert_allclose(v, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_with_all_rows_inducing_brief_is_the_expert(hills):
+    X, y, new = hills
+    model = ExpertGPRegressor(points_per_expert=8, max_iter=0, **PLAIN).fit(X[:320], y[:320])
+    committee, Z = model._committee, model._scaling.inputs(new[:30])
+    with LocalEngine(1, committee.work) as engine:
+        rank = int(committee.sizes.max())
+        parts = committee.in_brief(np.arange(3), rank, engine)
+        exact = committee.moments(Z, 0, 3, engine)
+    brief = Brief(
+        committee.kernel, committee.theta, 1.0, (), Brief._scaled(parts[0], committee.theta),
+        *parts[1:],
+    )  # fmt: skip
+    np.testing.assert_allclose(brief.moments(Z, 0, 3), exact, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [20.0, 100.0, "auto"])
@@ -56,31 +97,26 @@ def test_routed_agrees_with_everyone(model, hills, temperature):
     assert np.max(apart(routed, everyone)) < 0.1
 
 
-def test_few_experts_are_asked(model, hills):
-    new = model._scaling.inputs(hills[2])
-    allowed = model._route(model._setting({}))
-    assert allowed > 0
-    _, prior = model._committee_and_prior("gpoe", new)
-    with LocalEngine(2, model._committee.work) as engine:
-        _, asked = routing.routed(
-            model._committee, new, [model._setting({})], prior, model._noise(), model._where(),
-            allowed, engine,
-        )  # fmt: skip
-    assert asked.mean() < 0.5 * model.n_experts_
+def test_few_experts_are_asked(model):
+    asked = model._route(model._setting({}))
+    assert 0 < asked <= 0.25 * model.n_experts_
 
 
-def test_the_order_begins_with_the_experts_of_the_nearest_rows(model, hills):
-    new = model._scaling.inputs(hills[2][:50])
+def test_the_guide_finds_the_most_confident(model, hills):
+    new = model._scaling.inputs(hills[2][:300])
     committee = model._committee
-    with LocalEngine(1, committee.work) as engine:
-        order = model._where().nearest(new, 0, committee.n_experts, engine)
-        parts = [model._where().nearest(new, *part, engine) for part in ((0, 2), (2, 4), (4, 9))]
-    assert (np.sort(order) == np.arange(committee.n_experts)).all()
-    np.testing.assert_array_equal(np.hstack(parts), order[:, :9])
-    scaled = committee.XT.T / committee.theta.lengthscales
-    for row, first in zip(new / committee.theta.lengthscales, order[:, 0], strict=True):
-        nearest = np.argmin(((scaled - row) ** 2).sum(axis=1))
-        assert committee.offsets[first] <= nearest < committee.offsets[first + 1]
+    with LocalEngine(2, committee.work) as engine:
+        _, var = committee.moments(new, 0, committee.n_experts, engine)
+        found, _ = guide(model).confident(new, 16, [], Prior(0.0, 1.0), 0.0, engine)
+    best = np.argsort(var, axis=0)[:4]
+    missed = [set(b) - set(f) for b, f in zip(best.T, found.T, strict=True)]
+    assert np.mean([len(m) == 0 for m in missed]) > 0.97
+    assert all(len(set(f)) == 16 for f in found.T)
+
+
+def test_rows_are_ordered_and_none_is_lost(model, hills):
+    new = model._scaling.inputs(hills[2])
+    np.testing.assert_array_equal(np.sort(guide(model).order(new)), np.arange(len(new)))
 
 
 def test_far_from_the_data_it_is_the_prior(model, hills):

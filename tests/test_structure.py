@@ -15,6 +15,7 @@ LINE = [
     ["likelihoods"],
     ["experts.exact", "experts.stages", "experts.asking"],
     ["experts.factors", "experts.variational"],
+    ["experts.brief"],
     ["experts.committee"],
     ["experts.sparse"],
     ["engines.shards"],

@@ -23,7 +23,8 @@ import numpy as np
 
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee
-from healgp.routing import Centres, ask
+from healgp.prediction import Prior
+from healgp.routing import Guide, ask
 
 Array = np.ndarray
 
@@ -37,9 +38,9 @@ _LEAST = 1e-8
 
 @dataclass(frozen=True)
 class Route:
-    """The most confident experts are looked for among the nearest `asked`."""
+    """The most confident experts are looked for among the `asked` that are so in brief."""
 
-    centres: Centres
+    guide: Guide
     asked: int
 
 
@@ -54,7 +55,7 @@ def nested(
     # rows that are near one another have experts in common
     order = np.arange(len(new))
     if route is not None:
-        order = np.argsort(route.centres.nearest(new, 0, 1, engine)[:, 0], kind="stable")
+        order = route.guide.order(new)
     mean, var = np.empty((2, len(new)))
     waiting: deque[tuple[Array, Callable[[], tuple[Array, Array]]]] = deque()
 
@@ -112,9 +113,8 @@ def _chosen(
     """Numbers, latent means and variances [k, n] of the most confident experts."""
     if route is None:
         return most_confident(committee, new, k, engine)
-    near = route.centres.nearest(new, 0, route.asked, engine)
-    moments = ask(committee, new, np.arange(len(new)), near, engine)
-    return _smallest(k, near.T, *moments)
+    near, _ = route.guide.confident(new, route.asked, [], Prior(0.0, 0.0), 0.0, engine)
+    return _smallest(k, near, *ask(committee, new, near, engine))
 
 
 def _covariances(

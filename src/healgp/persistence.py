@@ -49,7 +49,7 @@ FITTED: dict[str, Any] = {
     "_calibration_rows": np.ndarray,
     "_curves": dict[Setting, Curve],
     "_rules": dict[Setting, Comparison],
-    "_routes": dict[tuple[Setting, float], float],
+    "_routes": dict[tuple[Setting, float], int],
     "_arrivals": Arrivals | None,
     "labels_": np.ndarray,
     "classes_": np.ndarray,
@@ -67,7 +67,7 @@ FITTED: dict[str, Any] = {
 }
 
 #: Attributes that are made again, and what stands for them until then.
-FITTED_AGAIN: dict[str, Any] = {"_grbcm": None, "_centres": None}
+FITTED_AGAIN: dict[str, Any] = {"_grbcm": None, "_guide": None, "_centres": None}
 
 _NOT_ALWAYS = {"classes_", "noise_variance_", "alpha_", "log_marginal_likelihood_", "elbo_"}
 
@@ -266,9 +266,8 @@ def _check_fitted(fitted: dict[str, Any], D: int, names: list[str] | None, cls: 
     for curve in fitted["_curves"].values():
         _floats(curve.temperatures, curve.nlpd.shape, "_curves")
         _check(curve.nlpd.ndim == 1 and curve.nlpd.size > 0, "_curves")
-    for (setting, _), route in fitted["_routes"].items():
-        most = J if setting.aggregation == "nested" else np.inf
-        _check(0 <= route <= most and np.isfinite(route), "_routes")
+    for asked in fitted["_routes"].values():
+        _check(0 <= asked <= J, "_routes")
     likelihood = getattr(committee, "likelihood", None)
     has_classes = cls == "ExpertGPClassifier"
     _check(has_classes == isinstance(likelihood, likelihoods.Classification), "likelihood")

@@ -131,10 +131,11 @@ class Sums:
             a * self.second + b * other.second,
         )
 
-    def at(self, rows: Array) -> Sums:
-        """The sums of some of the rows, where weights are normalised."""
-        scale = np.asarray(self.scale)[rows]
-        return Sums(scale, self.weight[rows], self.first[rows], self.second[rows])
+    @classmethod
+    def joined(cls, parts: Sequence[Sums]) -> Sums:
+        """The sums of several blocks of rows, where weights are normalised."""
+        names = ("scale", "weight", "first", "second")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def times(self, n: int) -> Sums:
         """The sums over n experts that all say what this one does."""

@@ -1,26 +1,26 @@
-"""Which experts are asked about a row: near ones first, and more of them until the answer stays.
+"""Which experts are asked about a row: all of them in brief, and those that are most confident then
+in full.
 
-Weights of a softmax fall fast with an expert's distance from the row, so that few experts decide.
-They are taken in the order of distance, in inputs divided by the lengthscales: 2, 4, 6, 9, … of
-them, until the last third has changed the predictive mean and deviation by no more than a share of
-the tolerance. Those that are never asked count as experts who know nothing, with the prior's
-moments and the prior's weight, which is what they come to at a distance.
+Weights of a softmax fall fast with an expert's variance, so that few experts decide. Who they are
+the experts in brief say (`healgp.experts.brief`), at a hundredth of the cost; those that are not
+asked in full count with what they said in brief, or where they are too far to have anything to say,
+as experts who know nothing.
 
-There is no strict bound on what is left out, so the share is found by an audit: rows of the
-training set, each left out of its own expert, ask everyone, and the share is made smaller until all
-of them agree within the tolerance. Where that does not save half of the work, everyone is asked.
+How many are asked in full is found by an audit: rows of the training set, each left out of its own
+expert, ask everyone, and the number is doubled until they agree within the tolerance. Where that
+does not spare most of the work, everyone is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.spatial import cKDTree
 
 from healgp.aggregation import Gaussian
 from healgp.engines.local import LocalEngine
+from healgp.experts.brief import Brief
 from healgp.prediction import Prior, Setting, Sums, stream
 from healgp.weights import SCORES
 
@@ -29,19 +29,21 @@ Array = np.ndarray
 #: Experts that make routing worth the audit.
 LEAST_EXPERTS = 32
 
-#: Rows that are routed at a time, numbers of a block [experts, rows], and of a block of distances.
-_ROWS, _BLOCK, _DISTANCES = 2**17, 2**20, 2**19
+#: Rows that are routed at a time, and rows and experts of a block.
+_ROWS, _BLOCK_ROWS, _BLOCK_EXPERTS = 2**15, 256, 32
 
-#: Neighbours whose experts come first; columns up to which they are looked up, for beyond, a tree
-#: of the rows is no faster than going through all of them; and the rows that it holds at most.
-_NEIGHBOURS, _TREE_COLUMNS, _TREE_ROWS = 8, 12, 2**20
+#: Numbers of experts that are tried, and the share of all experts that they may be.
+_ASKED, _MOST = (8, 16, 32, 64, 128), 0.25
 
-#: Shares of the tolerance by which the last third of the experts asked may change the answer, and
-#: what is taken of the one that the audit accepts.
-_SHARES, _CAUTION = (0.1, 0.01, 0.001), 0.5
+#: An expert is too far to say anything where its kernel is below this share of the signal variance.
+_SILENT = 1e-5
 
-#: Multiples of n_nearest that the nested rule asks to find the most confident.
-_MULTIPLES = (2, 4, 8, 16)
+#: Multiples of n_nearest that the nested rule asks to find the most confident; twice as many are
+#: then asked, for it changes by steps.
+_MULTIPLES = (2, 4, 8)
+
+#: The share of the tolerance that the rows of an audit must keep, for it has few of them.
+_CAUTION = 0.5
 
 #: Rows of an audit at most, and for the nested rule, which costs more.
 AUDITED, AUDITED_NESTED = 1000, 300
@@ -56,118 +58,118 @@ def has_route(setting: Setting) -> bool:
     )
 
 
-class Centres:
-    """Where the experts are, in inputs divided by the lengthscales: their centres, and in few
-    dimensions their rows too, for a row may lie near one of an expert whose centre is far."""
+class Guide:
+    """Who is most confident at a row, from what all experts say in brief."""
 
-    def __init__(self, committee: Any, labels: Array) -> None:
-        self.lengthscales = committee.theta.lengthscales
-        self._centres = committee.centres() / self.lengthscales
-        self._middle = self._centres.mean(axis=0)  # distances lose fewer digits near zero
-        self._centres -= self._middle
-        self._labels = labels
-        # trees of rows, each with the numbers of its rows in the order in which they came
-        self._trees: list[tuple[cKDTree, Array]] = []
-        if self._has_trees:
-            some = np.arange(0, len(labels), -(-len(labels) // _TREE_ROWS))
-            Z = self._scaled(committee.inputs(committee.places(some)))
-            self._plant(Z, np.argsort(labels, kind="stable")[some])
+    def __init__(self, committee: Any, engine: LocalEngine) -> None:
+        self.brief = Brief.of(committee, engine)
+        self._reach = self.brief.reach(_SILENT)
+        D = len(self.brief.theta.lengthscales)
+        self._centres, self._radii = np.empty((0, D)), np.empty(0)
+        self._survey(np.arange(self.brief.n_experts))
 
-    def update(self, committee: Any, labels: Array, experts: Array, new: Array) -> None:
-        """After some experts have changed, and the rows `new` [n, D] have come last."""
-        more = np.empty((committee.n_experts - len(self._centres), len(self._middle)))
-        centres = np.concatenate([self._centres, more])
-        for j in experts:
-            mean = committee.inputs(committee.columns(j)).mean(axis=0)
-            centres[j] = mean / self.lengthscales - self._middle
-        self._centres, self._labels = centres, labels
-        if self._has_trees:
-            self._plant(self._scaled(new), np.arange(len(labels) - len(new), len(labels)))
+    def update(self, committee: Any, experts: Array, engine: LocalEngine) -> None:
+        """After some experts have changed, or have come after the others."""
+        self.brief.update(committee, experts, engine)
+        self._survey(experts)
 
-    @property
-    def _has_trees(self) -> bool:
-        return self._centres.shape[1] <= _TREE_COLUMNS
+    def _survey(self, experts: Array) -> None:
+        """Where the blocks of these experts are, and how large, in inputs divided by lengthscales.
+        Neighbours in number are neighbours in space, or else their block is large."""
+        Z, n = self.brief.ZT, -(-self.brief.n_experts // _BLOCK_EXPERTS)
+        more = n - len(self._radii)
+        self._centres = np.concatenate([self._centres, np.empty((more, Z.shape[1]))])
+        self._radii = np.append(self._radii, np.empty(more))
+        for b in np.unique(experts // _BLOCK_EXPERTS):
+            points = np.concatenate(Z[b * _BLOCK_EXPERTS : (b + 1) * _BLOCK_EXPERTS], axis=1)
+            self._centres[b] = points.mean(axis=1)
+            apart = np.linalg.norm(points - self._centres[b][:, None], axis=0)
+            self._radii[b] = apart.max()
 
-    def _scaled(self, new: Array) -> Array:
-        return new / self.lengthscales - self._middle
+    def order(self, new: Array) -> Array:
+        """The rows `new` [n, D] in an order in which neighbours follow one another."""
+        Z = new / self.brief.theta.lengthscales
+        squared = (self._centres**2).sum(axis=1) - 2.0 * (Z @ self._centres.T)
+        return np.argsort(squared.argmin(axis=1), kind="stable")
 
-    def _plant(self, Z: Array, numbers: Array) -> None:
-        """A tree of some rows together with those of all trees that are not much larger: there are
-        few of them at any time, and a row is planted again only as often as its tree doubles."""
-        while self._trees and self._trees[-1][0].n <= 2 * len(Z):
-            tree, others = self._trees.pop()
-            Z, numbers = np.concatenate([tree.data, Z]), np.append(others, numbers)
-        step = -(-len(Z) // _TREE_ROWS)
-        self._trees.append((cKDTree(Z[::step]), numbers[::step]))
+    def confident(
+        self, new: Array, k: int, settings: Sequence[Setting], prior: Prior, own_noise: float,
+        engine: LocalEngine,
+    ) -> tuple[Array, list[Sums]]:  # fmt: skip
+        """The k most confident experts [k, n] at the rows `new` [n, D], and for each setting the
+        sums over all others."""
+        parts = [slice(a, a + _BLOCK_ROWS) for a in range(0, len(new), _BLOCK_ROWS)]
+        found = list(
+            engine.map(lambda part: self._block(new[part], k, settings, prior, own_noise), parts)
+        )
+        chosen = np.concatenate([numbers for numbers, _ in found], axis=1)
+        rests = [Sums.joined([sums[i] for _, sums in found]) for i in range(len(settings))]
+        return chosen, rests
 
-    def closest(self, new: Array) -> tuple[Array, Array]:
-        """The expert with the nearest centre, and the distance from it, for the rows `new`."""
-        Z = self._scaled(new)
-        experts, distances = np.empty(len(Z), dtype=np.intp), np.empty(len(Z))
-        rows = max(_DISTANCES // len(self._centres), 1)
-        for start in range(0, len(Z), rows):
-            part = Z[start : start + rows]
-            best = self._squared(part).argmin(axis=1)
-            experts[start : start + rows] = best
-            apart = np.linalg.norm(part - self._centres[best], axis=1)
-            distances[start : start + rows] = apart
-        return experts, distances
+    def _block(
+        self, new: Array, k: int, settings: Sequence[Setting], prior: Prior, own_noise: float
+    ) -> tuple[Array, list[Sums]]:
+        brief, J, n = self.brief, self.brief.n_experts, len(new)
+        shape = (n, *brief.latent_shape)
 
-    def _squared(self, Z: Array) -> Array:
-        """Squared distances from the centres, less what is the same for all of them."""
-        return (self._centres**2).sum(axis=1) - 2.0 * (Z @ self._centres.T)
+        def added(totals: list[Sums], mean: Array, var: Array, times: int = 1) -> list[Sums]:
+            here = [sums(s, mean, var, prior, own_noise, J).times(times) for s in settings]
+            return [a + b for a, b in zip(totals, here, strict=True)] if totals else here
 
-    def nearest(self, new: Array, first: int, last: int, engine: LocalEngine) -> Array:
-        """The experts at the places first … last − 1 in the order of distance, [n, last − first]
-        for the rows `new` [n, D]: those of the nearest rows, then the others by their centres."""
-        J = len(self._centres)
-        out = np.empty((len(new), last - first), dtype=np.int32)
-        rows = max(_DISTANCES // J, 1)
-
-        def run(start: int) -> None:
-            Z = self._scaled(new[start : start + rows])
-            d = self._squared(Z)
-            if self._trees:
-                experts = self._labels[self._neighbours(Z)]
-                for place in reversed(range(experts.shape[1])):
-                    d[np.arange(len(Z)), experts[:, place]] = place * 1e290 - 1e300
-            if last < J:
-                some = np.argpartition(d, last - 1, axis=1)[:, :last]
-                order = np.argsort(np.take_along_axis(d, some, axis=1), axis=1, kind="stable")
-                order = np.take_along_axis(some, order, axis=1)
-            else:
-                order = np.argsort(d, axis=1, kind="stable")
-            out[start : start + rows] = order[:, first:last]
-
-        engine.run(run, range(0, len(new), rows))
-        return out
-
-    def _neighbours(self, Z: Array) -> Array:
-        """Numbers of the nearest rows, the nearest first."""
-        apart, found = [], []
-        for tree, numbers in self._trees:
-            k = min(_NEIGHBOURS, tree.n)
-            distance, row = tree.query(Z, k=k)
-            apart.append(distance.reshape(len(Z), k))
-            found.append(numbers[row.reshape(len(Z), k)])
-        order = np.argsort(np.hstack(apart), axis=1, kind="stable")[:, :_NEIGHBOURS]
-        return np.take_along_axis(np.hstack(found), order, axis=1)
+        Z = new / brief.theta.lengthscales
+        middle = Z.mean(axis=0)
+        radius = np.linalg.norm(Z - middle, axis=1).max()
+        apart = np.linalg.norm(self._centres - middle, axis=1) - self._radii - radius
+        totals: list[Sums] = []
+        numbers = np.empty((0, n), dtype=np.int32)
+        mean, var = np.empty((2, 0, *shape))
+        for b in np.argsort(apart, kind="stable"):
+            first, last = b * _BLOCK_EXPERTS, min((b + 1) * _BLOCK_EXPERTS, J)
+            if apart[b] > self._reach and len(numbers) == k:
+                flat = np.zeros((1, *shape))
+                totals = added(totals, flat + prior.mean, flat + prior.var, last - first)
+                continue
+            here = np.broadcast_to(
+                np.arange(first, last, dtype=np.int32)[:, None], (last - first, n)
+            )
+            numbers = np.concatenate([numbers, here])
+            mean, var = (
+                np.concatenate(pair)
+                for pair in zip((mean, var), brief.moments(new, first, last), strict=True)
+            )
+            if len(numbers) > k:
+                score = var.reshape(len(var), n, -1).mean(axis=2)
+                order = np.argpartition(score, k - 1, axis=0)
+                best, others = order[:k], order[k:]
+                if settings:
+                    totals = added(totals, _at(mean, others), _at(var, others))
+                numbers, mean, var = (_at(values, best) for values in (numbers, mean, var))
+        return numbers, totals
 
 
-def ask(
-    committee: Any, new: Array, rows: Array, experts: Array, engine: LocalEngine
-) -> tuple[Array, Array]:
-    """Latent means and variances [k, n] at n rows of `new` [·, D] of the experts [n, k], each asked
+def _at(values: Array, places: Array) -> Array:
+    """values[places[i, n], n]."""
+    return values[places, np.arange(places.shape[1])]
+
+
+def sums(setting: Setting, mean: Array, var: Array, prior: Prior, noise: float, J: int) -> Sums:
+    """The sums over some experts, in the setting's space."""
+    extra = noise if setting.space == "y" else 0.0
+    return Sums.of_block(setting, mean, var + extra, prior.mean, prior.var + extra, 1, J)
+
+
+def ask(committee: Any, new: Array, experts: Array, engine: LocalEngine) -> tuple[Array, Array]:
+    """Latent means and variances [k, n] of the experts [k, n] at the rows `new` [n, D], each asked
     once about all of its rows."""
-    n, k = experts.shape
+    k, n = experts.shape
     mean, var = np.empty((2, k, n, *committee.latent_shape))
-    flat = experts.T.ravel()
+    flat = experts.ravel()
     order = np.argsort(flat, kind="stable")
     ends = np.flatnonzero(np.diff(committee.homes[flat[order]])) + 1
 
     def run(group: Array) -> None:
         parts = np.split(group, np.flatnonzero(np.diff(flat[group])) + 1)
-        asked = [(int(flat[part[0]]), rows[part % n]) for part in parts]
+        asked = [(int(flat[part[0]]), part % n) for part in parts]
         for part, found in zip(parts, committee.moments_of(new, asked, engine), strict=True):
             mean[part // n, part % n], var[part // n, part % n] = found
 
@@ -176,124 +178,64 @@ def ask(
 
 
 def routed(
-    committee: Any, new: Array, settings: Sequence[Setting], prior: Prior, noise: float,
-    centres: Centres, allowed: float, engine: LocalEngine,
-    advance: Callable[[int], Any] = lambda rows: None,
-) -> tuple[list[Gaussian], Array]:  # fmt: skip
-    """What `prediction.stream` gives, from the experts that can matter, and how many were asked at
-    each row; `allowed` is the change by the last third of them, in predictive deviations."""
+    committee: Any, new: Array, settings: Sequence[Setting], prior: Prior, guide: Guide, k: int,
+    engine: LocalEngine, advance: Callable[[int], Any] = lambda rows: None,
+) -> list[Gaussian]:  # fmt: skip
+    """What `prediction.stream` gives, with k experts asked in full at each row and the others in
+    brief."""
     shape = (len(new), *committee.latent_shape)
     results = [(np.empty(shape), np.empty(shape)) for _ in settings]
-    asked = np.empty(len(new), dtype=np.int32)
-    for start in range(0, len(new), _ROWS):
-        part = slice(start, min(start + _ROWS, len(new)))
-        _routed_block(
-            committee, new[part], settings, prior, noise, centres, allowed, engine,
-            [(mean[part], var[part]) for mean, var in results], asked[part],
-        )  # fmt: skip
-        advance(part.stop - part.start)
-    return results, asked
+    noise, J = committee.theta.noise_variance, committee.n_experts
+    order = guide.order(new)
+    for part in np.split(order, range(_ROWS, len(new), _ROWS)):
+        there, rows = committee.at(part), new[part]
+        chosen, rests = guide.confident(rows, k, settings, prior, noise, engine)
+        mean, var = ask(there, rows, chosen, engine)
+        for setting, rest, (means, variances) in zip(settings, rests, results, strict=True):
+            total = sums(setting, mean, var, prior, noise, J) + rest
+            extra = noise if setting.space == "y" else 0.0
+            means[part], variances[part] = total.finish(setting, prior.mean, prior.var + extra)
+        advance(len(part))
+    return results
 
 
-def _routed_block(
-    committee: Any, new: Array, settings: Sequence[Setting], prior: Prior, noise: float,
-    centres: Centres, allowed: float, engine: LocalEngine, results: list[Gaussian], asked: Array,
-) -> None:  # fmt: skip
-    J, active = committee.n_experts, np.arange(len(new))
-    own_noise = committee.theta.noise_variance
-    totals: list[Sums] = []
-    for first, last in _rounds(J):
-        experts = centres.nearest(new[active], first, last, engine)
-        for places in _blocks(last - first, len(active)):
-            mean, var = ask(committee, new, active, experts[:, places], engine)
-            here = [_sums(s, mean, var, prior, own_noise, J) for s in settings]
-            totals = [a + b for a, b in zip(totals, here, strict=True)] if totals else here
-        change = np.zeros(len(active))
-        for setting, total, (means, variances) in zip(settings, totals, results, strict=True):
-            extra = own_noise if setting.space == "y" else 0.0
-            if last < J:
-                flat = np.zeros((1, *total.weight.shape))
-                silent = _sums(setting, flat + prior.mean, flat + prior.var, prior, own_noise, J)
-                total = total + silent.times(J - last)
-            mean, var = total.finish(setting, prior.mean, prior.var + extra)
-            if first > 0:
-                scale = noise - extra  # y-space holds its noise already
-                old = means[active], np.sqrt(variances[active] + scale)
-                change = np.maximum(change, _apart(old, (mean, np.sqrt(var + scale))))
-            means[active], variances[active] = mean, var
-        asked[active] = last
-        if first > 0:
-            left = change > allowed
-            active, totals = active[left], [total.at(left) for total in totals]
-        if not len(active):
-            return
-
-
-def _sums(setting: Setting, mean: Array, var: Array, prior: Prior, noise: float, J: int) -> Sums:
-    extra = noise if setting.space == "y" else 0.0
-    return Sums.of_block(setting, mean, var + extra, prior.mean, prior.var + extra, 1, J)
-
-
-def _apart(one: Gaussian, other: Gaussian) -> Array:
-    """How far two answers (mean, deviation) are apart at each row, in deviations of the second."""
-    apart = np.maximum(abs(one[0] - other[0]), abs(one[1] - other[1])) / other[1]
-    return apart.reshape(len(apart), -1).max(axis=1)
-
-
-def _agree(one: Gaussian, exact: Gaussian, tolerance: float) -> bool:
-    """Whether 99.9 % of the rows are within the tolerance."""
-    return bool(np.mean(_apart(one, exact) <= tolerance) >= 0.999)
-
-
-def _rounds(J: int) -> Iterator[tuple[int, int]]:
-    """2 experts, then half as many again as there are, and so on."""
-    first, last = 0, min(2, J)
-    while first < J:
-        yield first, last
-        first, last = last, min(last + max(last // 2, 2), J)
-
-
-def _blocks(places: int, rows: int) -> Iterator[slice]:
-    size = max(_BLOCK // max(rows, 1), 1)
-    return (slice(start, min(start + size, places)) for start in range(0, places, size))
+def agree(one: Gaussian, other: Gaussian, noise: float, tolerance: float) -> bool:
+    """Whether 99.9 % of the rows have latent means and variances within the tolerance of the
+    second's, in its predictive deviations."""
+    deviations = [np.sqrt(var + noise) for _, var in (one, other)]
+    apart = np.maximum(abs(one[0] - other[0]), abs(deviations[0] - deviations[1])) / deviations[1]
+    return bool(np.mean(apart.reshape(len(apart), -1).max(axis=1) <= tolerance) >= 0.999)
 
 
 def audit(
-    committee: Any, new: Array, setting: Setting, prior: Prior, noise: float, centres: Centres,
+    committee: Any, new: Array, setting: Setting, prior: Prior, noise: float, guide: Guide,
     tolerance: float, engine: LocalEngine,
-) -> float:  # fmt: skip
-    """The change that `routed` may allow for answers within `tolerance` of those of all experts, in
-    predictive deviations; 0 where everyone should be asked."""
-    (everyone,) = stream(committee, new, [setting], prior, engine)
-    scale = noise if setting.space == "f" else 0.0
-    exact = everyone[0], np.sqrt(everyone[1] + scale)
-    for share in _SHARES:
-        allowed = share * tolerance
-        ((mean, var),), asked = routed(
-            committee, new, [setting], prior, noise, centres, allowed, engine
-        )
-        if asked.mean() > 0.5 * committee.n_experts:
-            return 0.0
-        if _agree((mean, np.sqrt(var + scale)), exact, tolerance):
-            return _CAUTION * allowed
-    return 0.0
+) -> int:  # fmt: skip
+    """How many experts to ask for answers within `tolerance` of those of everyone, in predictive
+    deviations; 0 where everyone should be asked."""
+    tried = [k for k in _ASKED if k <= _MOST * committee.n_experts]
+    if not tried:
+        return 0
+    everyone = stream(committee, new, [setting], prior, engine)[0]
+    left = noise if setting.space == "f" else 0.0  # y-space holds its noise already
+    for k in tried:
+        found = routed(committee, new, [setting], prior, guide, k, engine)[0]
+        if agree(found, everyone, left, _CAUTION * tolerance):
+            return k
+    return 0
 
 
 def audit_nested(
     combine: Callable[[int | None], Gaussian], n_nearest: int, n_experts: int, noise: float,
     tolerance: float,
-) -> int | None:  # fmt: skip
-    """How many near experts the nested rule asks to find the most confident, for answers within
-    `tolerance`; None where everyone should be asked. `combine(asked)` is the rule at some rows."""
-    if _MULTIPLES[0] * n_nearest > n_experts // 4:
-        return None
-    mean, var = combine(None)
-    exact = mean, np.sqrt(var + noise)
-    for multiple in _MULTIPLES:
-        asked = multiple * n_nearest
-        if asked > n_experts // 4:  # most of its cost lies elsewhere
-            return None
-        mean, var = combine(asked)
-        if _agree((mean, np.sqrt(var + noise)), exact, tolerance):
-            return asked
-    return None
+) -> int:  # fmt: skip
+    """How many experts the nested rule asks to find the most confident, for answers within
+    `tolerance`; 0 where everyone should be asked. `combine(asked)` is the rule at some rows."""
+    tried = [m * n_nearest for m in _MULTIPLES if 2 * m * n_nearest <= _MOST * n_experts]
+    if not tried:
+        return 0
+    everyone = combine(None)
+    for k in tried:
+        if agree(combine(k), everyone, noise, _CAUTION * tolerance):
+            return 2 * k
+    return 0

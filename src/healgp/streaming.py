@@ -19,13 +19,48 @@ import numpy as np
 from healgp import partition
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee, ExpertError
-from healgp.routing import Centres
 
 Array = np.ndarray
 
 #: A row is far beyond this multiple of the largest distance that a row had from the centre of its
 #: expert before it came, or of one lengthscale if that is more.
 _FAR = 2.0
+
+#: Numbers of a block of distances.
+_DISTANCES = 2**19
+
+
+class Centres:
+    """The mean of the rows of each expert, in inputs divided by the lengthscales."""
+
+    def __init__(self, committee: Committee) -> None:
+        self._lengthscales = committee.theta.lengthscales
+        self._centres = committee.centres() / self._lengthscales
+        self._middle = self._centres.mean(axis=0)  # distances lose fewer digits near zero
+        self._centres -= self._middle
+
+    def update(self, committee: Committee, experts: Array) -> None:
+        """After some experts have changed, or have come after the others."""
+        more = np.empty((committee.n_experts - len(self._centres), len(self._middle)))
+        centres = np.concatenate([self._centres, more])
+        for j in experts:
+            mean = committee.inputs(committee.columns(j)).mean(axis=0)
+            centres[j] = mean / self._lengthscales - self._middle
+        self._centres = centres
+
+    def closest(self, new: Array) -> tuple[Array, Array]:
+        """The expert with the nearest centre, and the distance from it, for the rows `new`."""
+        Z = new / self._lengthscales - self._middle
+        experts, distances = np.empty(len(Z), dtype=np.intp), np.empty(len(Z))
+        squares = (self._centres**2).sum(axis=1)
+        rows = max(_DISTANCES // len(self._centres), 1)
+        for start in range(0, len(Z), rows):
+            part = Z[start : start + rows]
+            best = (squares - 2.0 * (part @ self._centres.T)).argmin(axis=1)
+            experts[start : start + rows] = best
+            apart = np.linalg.norm(part - self._centres[best], axis=1)
+            distances[start : start + rows] = apart
+        return experts, distances
 
 
 @dataclass
@@ -102,7 +137,7 @@ def learn(
     width = None if arrivals.points is None else 2 * arrivals.points
     committee.replace(experts, touched, width)
     _label(arrivals, parts, len(new))
-    centres.update(committee, arrivals.labels[: arrivals.n_rows], experts, new)
+    centres.update(committee, experts)
     return Change(parts, before, committee.offsets)
 
 

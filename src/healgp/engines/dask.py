@@ -215,6 +215,11 @@ class Sharded(Experts):
         """The mean of the rows of each expert [J, D]."""
         return np.concatenate(self._all(on_worker.plain, "centres"))
 
+    def in_brief(self, experts: Array, rank: int, engine: LocalEngine) -> list[Array]:
+        """Some experts as `healgp.experts.brief` has them, stacked."""
+        waits = [self._ask(s, "in_brief", there, rank) for s, there in self._places(experts)]
+        return [np.concatenate(parts) for parts in zip(*(wait() for wait in waits), strict=True)]
+
     def covariance(self, new: Array, j: int, engine: LocalEngine) -> Array:
         """Posterior covariance [n, n] of expert j at the rows `new` [n, D]."""
         s = int(self.homes[j])
@@ -224,6 +229,11 @@ class Sharded(Experts):
         """K [n, n] of a latent function at the rows `new` [n, D]."""
         nothing = np.empty((new.shape[1], 0)), np.empty(0), np.array([0])
         return Committee(*nothing, self.kernel, self.theta).prior_covariance(new)
+
+    def _places(self, experts: Array) -> list[tuple[int, Array]]:
+        """Shards, and where they have some of the experts."""
+        homes = self.homes[experts]
+        return [(s, experts[homes == s] - self.bounds[s]) for s in np.unique(homes).tolist()]
 
     def _by_shard(self, rows: Array) -> list[tuple[int, Array, Array]]:
         """Shards, which of the rows are there, and where."""
@@ -324,11 +334,6 @@ class ShardedCommittee(Sharded):
             everyone = len(there) == self.bounds[s + 1] - self.bounds[s]
             waits.append(self._call(s, function, *arguments, None if everyone else there))
         return [wait() for wait in waits]
-
-    def _places(self, experts: Array) -> list[tuple[int, Array]]:
-        """Shards, and where they have some of the experts."""
-        homes = self.homes[experts]
-        return [(s, experts[homes == s] - self.bounds[s]) for s in np.unique(homes).tolist()]
 
     def prepare(self, engine: LocalEngine) -> float:
         """Every shard works out what predictions need. Returns Σ_j log p_j."""

@@ -209,8 +209,9 @@ class ExpertGP(BaseEstimator):
         self._calibration_rows = calibration.sample_rows(committee.n_rows, committee.n_experts, rng)
         self._curves: dict[Setting, calibration.Curve] = {}
         self._rules: dict[Setting, calibration.Comparison] = {}
-        self._routes: dict[tuple[Setting, float], float] = {}
-        self._centres: routing.Centres | None = None
+        self._routes: dict[tuple[Setting, float], int] = {}
+        self._guide: routing.Guide | None = None
+        self._centres: Any = None  # of partial_fit
         self._arrivals: streaming.Arrivals | None = None
         self.n_experts_ = committee.n_experts
         self.lengthscales_ = theta.lengthscales
@@ -478,10 +479,10 @@ class ExpertGP(BaseEstimator):
                 continue
             committee, prior = self._committee_and_prior("grbcm" if is_grbcm else "", new)
             some = [chosen[i] for i in here]
-            allowed = min(self._route(setting) for setting in some)
+            asked = [self._route(setting) for setting in some]
             found = (
-                self._routed(new, some, prior, allowed)
-                if allowed > 0
+                self._routed(new, some, prior, max(asked))
+                if min(asked) > 0
                 else self._stream(committee, new, some, prior)
             )
             for i, result in zip(here, found, strict=True):
@@ -501,7 +502,7 @@ class ExpertGP(BaseEstimator):
             return stream(committee, new, settings, prior, engine, bar.update)
 
     def _routed(
-        self, new: Array, settings: list[Setting], prior: Prior, allowed: float
+        self, new: Array, settings: list[Setting], prior: Prior, asked: int
     ) -> list[tuple[Array, Array]]:
         committee = self._committee
         with (
@@ -509,29 +510,27 @@ class ExpertGP(BaseEstimator):
             self._progress("predicting", len(new), "row") as bar,
         ):
             committee.prepare_once(engine)
-            return routing.routed(
-                committee, new, settings, prior, self._noise(), self._where(), allowed, engine,
-                bar.update,
-            )[0]  # fmt: skip
+            guide = self._guided(engine)
+            return routing.routed(committee, new, settings, prior, guide, asked, engine, bar.update)
 
-    def _where(self) -> routing.Centres:
-        if self._centres is None:
-            self._centres = routing.Centres(self._committee, self.labels_)
-        return self._centres
+    def _guided(self, engine: LocalEngine) -> routing.Guide:
+        if self._guide is None:
+            self._guide = routing.Guide(self._committee, engine)
+        return self._guide
 
     def _noise(self) -> float:
         """The noise variance of y, where it has one beside the latent function."""
         likelihood = getattr(self._committee, "likelihood", Gaussian())
         return self._committee.theta.noise_variance if isinstance(likelihood, Gaussian) else 0.0
 
-    def _route(self, setting: Setting) -> float:
-        """What `routing` found for a setting: the change that it may allow, for the nested rule the
-        number of experts to ask; 0 where everyone is asked. It is worked out once."""
+    def _route(self, setting: Setting) -> int:
+        """How many experts are asked under a setting (by the nested rule, to find the most
+        confident); 0 where everyone is asked. It is worked out once."""
         committee, key = self._committee, (setting, float(self.routing_tol))
         if self.routing is None or not routing.has_route(setting):
-            return 0.0
+            return 0
         if committee.n_experts < routing.LEAST_EXPERTS:
-            return 0.0
+            return 0
         if key not in self._routes:
             is_nested = setting.aggregation == "nested"
             limit = routing.AUDITED_NESTED if is_nested else routing.AUDITED
@@ -541,30 +540,30 @@ class ExpertGP(BaseEstimator):
             with committee.engine(self.n_jobs) as engine:
                 committee.prepare_once(engine)
                 without: Any = calibration.LeaveOneOut(committee, rows, engine)
+                guide = self._guided(engine)
                 if is_nested:
-                    found = routing.audit_nested(
+                    self._routes[key] = routing.audit_nested(
                         lambda asked: nested(
                             without, new, setting.n_nearest, engine,
-                            None if asked is None else Route(self._where(), asked),
+                            None if asked is None else Route(guide, asked),
                         ), setting.n_nearest, committee.n_experts, self._noise(), self.routing_tol,
                     )  # fmt: skip
-                    self._routes[key] = float(found or 0)
                 else:
                     prior = self._committee_and_prior("", new)[1]
                     self._routes[key] = routing.audit(
-                        without, new, setting, prior, self._noise(), self._where(),
-                        self.routing_tol, engine,
+                        without, new, setting, prior, self._noise(), guide, self.routing_tol,
+                        engine,
                     )  # fmt: skip
         return self._routes[key]
 
     def _nested(self, new: Array, setting: Setting) -> tuple[Array, Array]:
-        committee, asked = self._committee, int(self._route(setting))
-        route = Route(self._where(), asked) if asked else None
+        committee, asked = self._committee, self._route(setting)
         with (
             committee.engine(self.n_jobs) as engine,
             self._progress("predicting", len(new), "row") as bar,
         ):
             committee.prepare_once(engine)
+            route = Route(self._guided(engine), asked) if asked else None
             mean, var = nested(committee, new, setting.n_nearest, engine, route, bar.update)
         # every expert's noise is its own: in y-space the same combination is the best
         return mean, var + (committee.theta.noise_variance if setting.space == "y" else 0.0)
@@ -610,7 +609,7 @@ class ExpertGP(BaseEstimator):
             return state
         # as pairs, for formats whose dicts have plain keys only
         pairs = {name: list(state[name].items()) for name in _CHOSEN}
-        return state | {"_grbcm": None, "_centres": None} | pairs
+        return state | {"_grbcm": None, "_guide": None, "_centres": None} | pairs
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_committee" in state:

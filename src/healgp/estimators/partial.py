@@ -78,7 +78,12 @@ class PartialFit(ExpertGP):
                 arrivals = streaming.Arrivals.of(
                     committee, self.labels_, self.points_per_expert, at_random, seed
                 )
-            change = streaming.learn(committee, self._where(), arrivals, new, targets, engine)
+            if self._centres is None:
+                self._centres = streaming.Centres(committee)
+            change = streaming.learn(committee, self._centres, arrivals, new, targets, engine)
+            if self._guide is not None:
+                touched = np.array([part.expert for part in change.parts])
+                self._guide.update(committee, touched, engine)
         self._arrivals, self._grbcm = arrivals, None
         self._calibration_rows = change.follow(self._calibration_rows)
         if self._communication is not None:

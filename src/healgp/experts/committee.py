@@ -11,6 +11,7 @@ import numpy as np
 from healgp.engines.local import LocalEngine
 from healgp.experts import exact, stages
 from healgp.experts.asking import Experts
+from healgp.experts.brief import summarise
 from healgp.experts.factors import Factors
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
 from healgp.linalg import JITTER
@@ -132,6 +133,17 @@ class Committee(Experts):
     def targets(self, rows: np.ndarray) -> np.ndarray:
         """Their y [n]."""
         return self.y[rows]
+
+    def in_brief(self, experts: np.ndarray, rank: int, engine: LocalEngine) -> list[np.ndarray]:
+        """Some experts as `healgp.experts.brief` has them: Z, W and α, stacked."""
+        noise = self.theta.noise_variance
+
+        def run(j: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            rows = self.columns(j)
+            weight, shift = np.full((len(rows), 1), 1.0 / noise), self.y[rows, None] / noise
+            return summarise(self.kernel, self.theta, self.inputs(rows), weight, shift, rank)
+
+        return [np.stack(parts) for parts in zip(*engine.map(run, experts), strict=True)]
 
     def centres(self) -> np.ndarray:
         """The mean of the rows of each expert [J, D]."""

@@ -11,6 +11,7 @@ import numpy as np
 from healgp.engines.local import LocalEngine
 from healgp.experts import stages
 from healgp.experts.asking import Experts
+from healgp.experts.brief import summarise
 from healgp.experts.committee import FACTOR_BYTES, ExpertError
 from healgp.experts.variational import (
     Expert,
@@ -277,6 +278,17 @@ class SparseCommittee(Experts):
                 mean[j - first, part], var[j - first, part] = a / unit, b / unit**2
         shape = (last - first, len(new), *self.latent_shape)
         return mean.reshape(shape), var.reshape(shape)
+
+    def in_brief(self, experts: Array, rank: int, engine: LocalEngine) -> list[Array]:
+        """Some experts as `healgp.experts.brief` has them: Z, W and α, stacked."""
+
+        def run(j: int) -> tuple[Array, Array, Array]:
+            rows = slice(self.offsets[j], self.offsets[j + 1])
+            sites = self.sites[rows]
+            X, weight, shift = self.X[rows], sites.weight, sites.shift
+            return summarise(self.kernel, self.theta, X, weight, shift, rank)
+
+        return [np.stack(parts) for parts in zip(*engine.map(run, experts), strict=True)]
 
     def prior_covariance(self, new: Array) -> Array:
         """K [n, n] of a latent function at the rows `new` [n, D]."""
