@@ -6,14 +6,19 @@
 from __future__ import annotations
 
 import argparse
+import resource
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import clusters
 from healgp import ExpertGPRegressor, datasets, metrics
 from healgp.experiments.cells import write
 from timing import machine, table
@@ -130,18 +135,65 @@ def streaming(first: int = 5_000, batches: int = 1_000, size: int = 20) -> str:
     return f"{text}\n\n" + table(head, rows)
 
 
+def everything() -> str:
+    """All flights with all defaults, in a process of its own for its memory."""
+    start = time.perf_counter()
+    text = subprocess.run(
+        [sys.executable, __file__, "--everything"], check=True, capture_output=True, text=True
+    ).stdout
+    print(text, f"{time.perf_counter() - start:.0f} s with the reading", flush=True)
+    return text
+
+
+def all_flights() -> None:
+    X, new, y, target = datasets.load("airline_all", 0, standardize=True)
+    model, fit = fitted(X, y)
+    (mean, std), predict = timed(partial(model.predict, new, return_std=True))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    inside = metrics.coverage(target, mean, std, 0.95)
+    rows = [["healgp, defaults", f"{fit:.0f}", f"{predict:.0f}", f"{peak:.1f}",
+             f"{metrics.nlpd(target, mean, std):.4f}", f"{metrics.rmse(target, mean):.4f}",
+             f"{inside:.3f}"]]  # fmt: skip
+    about = (
+        f"{len(X):,} rows to fit, {len(new):,} to predict; {model.n_experts_:,} experts, kernel "
+        f"{model.kernel_}, rule {model.aggregation_}, T = {model.temperature_:.3g}, "
+        f"{model._route(model._setting({}))} experts asked in full."
+    )
+    del model
+    sparse, fit = fitted(X, y, points_per_expert=None, n_inducing=500, kernel="rbf", max_iter=20)
+    (mean, std), predict = timed(lambda: sparse.predict(new, return_std=True))
+    rows.append(["one sparse GP, 500 inducing inputs", f"{fit:.0f}", f"{predict:.0f}", "",
+                 f"{metrics.nlpd(target, mean, std):.4f}", f"{metrics.rmse(target, mean):.4f}",
+                 f"{metrics.coverage(target, mean, std, 0.95):.3f}"])  # fmt: skip
+    A = np.column_stack([np.ones(len(X)), X])
+    beta, *_ = np.linalg.lstsq(A, y, rcond=None)
+    mean = np.column_stack([np.ones(len(new)), new]) @ beta
+    std = np.full(len(new), np.std(y - A @ beta))
+    rows.append(["linear regression", "", "", "", f"{metrics.nlpd(target, mean, std):.4f}",
+                 f"{metrics.rmse(target, mean):.4f}",
+                 f"{metrics.coverage(target, mean, std, 0.95):.3f}"])  # fmt: skip
+    head = ["", "fit, s", "predict, s", "peak memory, GB", "NLPD", "RMSE", "in 95 % intervals"]
+    print(about + "\n\n" + table(head, rows))
+
+
 PARTS = {
     "routed": ("Asking near experts against asking everyone", routed),
     "growth": ("Cost of a row against the number of experts", growth),
     "streaming": ("Rows that come in batches", streaming),
     "progressive": ("Progressive against full training, airline", progressive),
+    "everything": ("All 2,319,121 flights", everything),
+    "workers": ("Worker processes against threads, airline", clusters.workers),
+    "scheduler": ("How many shards a scheduler bears", clusters.scheduler),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=list(PARTS), help="one part")
+    parser.add_argument("--everything", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.everything:
+        return all_flights()
     fitted(*datasets.robot_arm(500), points_per_expert=100)
     for name, (_, run) in PARTS.items():
         if options.only in (None, name):
@@ -151,8 +203,10 @@ def main() -> None:
         path = KEPT / f"{name}.md"
         if path.is_file():
             parts += [f"## {title}\n", path.read_text(encoding="utf-8")]
-    write(DOCS / "scale.md", "\n".join(parts))
+    text = Path(__file__).with_name("scale.md").read_text(encoding="utf-8")
+    write(DOCS / "scale.md", "\n".join(parts) + "\n" + text)
     print(f"Written to {DOCS / 'scale.md'}")
+    return None
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ _VARIATIONAL_TOLERANCE, _INDUCING_TOLERANCE = 1e-4, 5e-4
 #: Progressive training: experts that it begins with, how many times as many each next stage has,
 #: the relative gain in an iteration at which a stage ends, and the gain in log p per row still to
 #: be had at which no further stage follows.
-_FIRST, _MORE, _STAGE_TOLERANCE, _ENOUGH = 32, 4, 1e-6, 1e-3
+_FIRST, _MORE, _STAGE_TOLERANCE, _ENOUGH = 32, 4, 1e-5, 1e-3
 
 #: Rows times latent functions that a sparse expert is trained on at most; its q(u) is then found
 #: from all of its rows.
