@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow check bench bench-scale choices reproduce clean
+.PHONY: demo test test-slow check docs bench bench-scale choices reproduce clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m healgp.demo
@@ -19,6 +19,9 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run.py $(ARGS)
@@ -35,9 +38,13 @@ reproduce: $(INSTALLED)
 $(INSTALLED): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[plots,cli]" --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all]" --group dev
+	touch $@
+
+$(VENV)/.installed-docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
