@@ -3,8 +3,11 @@ the site builds without a warning and asks the network for nothing."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import html
 import importlib.util
+import inspect
 import io
 import re
 import shlex
@@ -16,6 +19,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from healgp import ExpertGPClassifier, ExpertGPRegressor
 from healgp.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -169,15 +173,39 @@ def test_the_site_asks_the_network_for_nothing(site):
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", path.read_text()), path
 
 
+def test_formulas_keep_their_stars(site):
+    for path in site.rglob("*.html"):
+        for said in re.findall(r"<em>(.*?)</em>", path.read_text(encoding="utf-8"), flags=re.S):
+            assert not re.search(r"[=⁻²()\[\]+]", said), f"{path.name}: {said}"
+
+
+@pytest.mark.parametrize("cls", [ExpertGPRegressor, ExpertGPClassifier])
+def test_the_reference_shows_the_defaults_that_are(cls, site):
+    page = (site / "api" / f"{cls.__name__.removeprefix('ExpertGP').lower()}.html").read_text()
+    shown = {}
+    for row in re.findall(r"<tr[^>]*>(.*?)</tr>", page, flags=re.S):
+        cells = re.findall(r"<td>(.*?)</td>", row, flags=re.S)
+        if len(cells) == 4:
+            name, _, _, default = (html.unescape(re.sub(r"<.*?>", "", c)).strip() for c in cells)
+            shown[name] = default
+    starts = {"lengthscale", "signal_variance", "noise_variance"}  # in one line, with one each
+    for name, parameter in inspect.signature(cls).parameters.items():
+        assert name in shown, name
+        if name not in starts:
+            written = shown[name]
+            missing = written in ("", "required")  # where the text says it
+            assert missing or ast.literal_eval(written) == parameter.default, name
+
+
 def test_the_reference_has_every_public_name(site):
     import healgp
-    from healgp import aggregation, metrics, plots, weights
+    from healgp import aggregation, datasets, metrics, plots, weights
 
     text = "".join(path.read_text(encoding="utf-8") for path in (site / "api").glob("*.html"))
     wanted = [f"healgp.{name}" for name in healgp.__all__]
     wanted += [f"healgp.plots.{name}" for name in plots.__all__ if name.islower()]
     wanted[wanted.index("healgp.plots.pathologies")] += ".pathologies"  # a module has its name
-    for module in (aggregation, weights, metrics):
+    for module in (aggregation, datasets, metrics, weights):
         functions = (
             n for n, f in vars(module).items() if getattr(f, "__module__", "") == module.__name__
         )
