@@ -95,15 +95,26 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
 
     Attributes
     ----------
-    classes_ : array of the labels, sorted
+    classes_ : array [C]
+        The labels, sorted.
     n_experts_ : int
-    labels_ : array [N], the expert of each training row
-    lengthscales_ : array [D], in standardised units
-    signal_variance_ : float, of the latent functions
-    alpha_ : float, with kernel="rational_quadratic"
+        The number of experts.
+    labels_ : array [N]
+        The expert of each training row.
+    lengthscales_ : array [D]
+        In standardised units.
+    signal_variance_ : float
+        The prior variance of the latent functions.
+    alpha_ : float
+        The shape of kernel="rational_quadratic".
     temperature_ : float
-    elbo_ : float, the sum over experts of the lower bound of log p(y)
-    n_iter_ : int, and training_curve_ : array [n_iter_], the ELBO per row after each iteration
+        The temperature that `predict_proba` uses.
+    elbo_ : float
+        The sum over experts of the lower bound of log p(y).
+    n_iter_ : int
+        Iterations of training.
+    training_curve_ : array [n_iter_]
+        The ELBO per row after each of them.
 
     Examples
     --------

@@ -128,20 +128,38 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
     Attributes
     ----------
     n_experts_ : int
-    labels_ : array [N], the expert of each training row
+        The number of experts.
+    labels_ : array [N]
+        The expert of each training row.
     lengthscales_ : array [D]
-    signal_variance_, noise_variance_ : float (these three in standardised units)
-    alpha_ : float, with kernel="rational_quadratic"
-    kernel_ : str, and kernel_scores_ : dict, the marginal likelihood per row of each kernel that
-        was compared (empty if one was given)
-    aggregation_ : str, and aggregation_scores_ : dict, the NLPD by leave-one-out of the rules that
-        were compared
-    temperature_ : float, and temperature_curve_ : the temperatures that were compared and their
-        NLPD
-    log_marginal_likelihood_ : float, the sum over experts, of standardised y; with exact experts
-    elbo_ : float, a lower bound of the same, with sparse experts
-    n_iter_ : int, and training_curve_ : array [n_iter_], the objective per row after each iteration
-        (with training="progressive", of the experts of its stage)
+        In standardised units, as the next two.
+    signal_variance_ : float
+        The prior variance of f.
+    noise_variance_ : float
+        The variance of the noise; not of counts.
+    alpha_ : float
+        The shape of kernel="rational_quadratic".
+    kernel_ : str
+        The kernel that is used.
+    kernel_scores_ : dict
+        The marginal likelihood per row of each kernel that was compared; empty if one was given.
+    aggregation_ : str
+        The rule that `predict` uses.
+    aggregation_scores_ : dict
+        The NLPD by leave-one-out of the rules that were compared.
+    temperature_ : float
+        The temperature that `predict` uses.
+    temperature_curve_ : tuple of arrays
+        The temperatures that were compared, and their NLPD.
+    log_marginal_likelihood_ : float
+        The sum over experts, of standardised y; with exact experts.
+    elbo_ : float
+        A lower bound of the same, with sparse experts.
+    n_iter_ : int
+        Iterations of training.
+    training_curve_ : array [n_iter_]
+        The objective per row after each of them (with training="progressive", of the experts of its
+        stage).
 
     Examples
     --------
