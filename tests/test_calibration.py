@@ -235,3 +235,38 @@ def test_setting_keys_do_not_depend_on_the_temperature():
     assert calibration.has_temperature(a)
     assert not calibration.has_temperature(Setting("poe", "softmax_variance", 1.0, None, "f"))
     assert not calibration.has_temperature(Setting("gpoe", "entropy", 1.0, None, "f"))
+
+
+def test_the_scale_of_deviations_is_the_best_one():
+    rng = np.random.default_rng(0)
+    z = 0.4 * rng.standard_t(5, 3000)
+    densities = -0.5 * z**2 - 0.5 * np.log(2 * np.pi)
+    after, s = calibration.scaled(densities, z)
+    expected = -0.5 * (z / s) ** 2 - 0.5 * np.log(2 * np.pi) - np.log(s)
+    np.testing.assert_allclose(after, expected, rtol=1e-12)
+    others = [(-0.5 * (z / t) ** 2 - np.log(t)).mean() for t in s * np.array([0.9, 1.0, 1.1])]
+    assert np.argmax(others) == 1
+    almost = rng.standard_normal(3000)
+    assert calibration.scaled(densities, almost) == (densities, 1.0)
+    assert calibration.scaled(densities, np.zeros(3000))[1] == 1.0
+
+
+def test_deviations_follow_what_is_left_out(rng):
+    # noise is bounded below, and here there is none: the deviations are ten times too large
+    X = rng.uniform(-2, 2, (1200, 2))
+    y = np.sin(X[:, 0]) * np.cos(X[:, 1])
+    model = ExpertGPRegressor(points_per_expert=300, kernel="rbf", random_state=0)
+    model.fit(X[:900], y[:900])
+    assert model.deviation_scale_ < 0.8
+    mean, std = model.predict(X[900:], return_std=True)
+    plain = model.predict_many(X[900:], [{"aggregation": model.aggregation_}])[0]
+    np.testing.assert_array_equal(mean, plain[0])
+    np.testing.assert_allclose(std, model.deviation_scale_ * plain[1], rtol=1e-12)
+    assert metrics.nlpd(y[900:], mean, std) < metrics.nlpd(y[900:], *plain) - 0.05
+    np.testing.assert_allclose(
+        np.diag(model.predict(X[900:950], return_cov=True)[1]), std[:50] ** 2
+    )
+    # with noise that the model can have, and with a rule that was given, it leaves them alone
+    noisy = y + 0.3 * rng.standard_normal(len(y))
+    assert model.fit(X[:900], noisy[:900]).deviation_scale_ == 1.0
+    assert model.set_params(aggregation="gpoe").fit(X[:900], y[:900]).deviation_scale_ == 1.0

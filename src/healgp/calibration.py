@@ -31,6 +31,9 @@ _WORK, _ROWS = 2_000_000, (200, 2000)
 #: The gain in NLPD that makes up for the nested rule's cost.
 _RULE_GAIN = 0.002
 
+#: The gain in NLPD that makes up for deviations that are not the model's own.
+_SCALE_GAIN = 0.01
+
 #: A curve whose range is below this has no minimum worth the name.
 _FLAT = 1e-6
 
@@ -136,16 +139,31 @@ def curve(
     return Curve(grid, np.array(values))
 
 
+def scaled(log_density: Array, z: Array) -> tuple[Array, float]:
+    """The log densities of rows whose y are z predictive deviations from their means, and what the
+    deviations are to be multiplied by: the root mean square of z, where that gains enough. Then the
+    densities are those after it."""
+    s = float(np.sqrt(np.mean(z**2)))
+    if not 0.0 < s < np.inf or 0.5 * (s**2 - 1.0) - np.log(s) < _SCALE_GAIN:
+        return log_density, 1.0
+    return log_density + 0.5 * z**2 * (1.0 - s**-2) - np.log(s), s
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """NLPD of two rules at the same rows, and the one to take: the first, unless the second, which
-    costs more, gains enough to be worth it."""
+    """NLPD of two rules at the same rows; the one to take: the first, unless the second, which
+    costs more, gains enough to be worth it; and what its deviations are to be multiplied by."""
 
     scores: dict[str, float]
     chosen: str
+    scale: float = 1.0
 
     @classmethod
-    def of(cls, first: str, one: Array, second: str, other: Array) -> Comparison:
-        """From the log densities of each row."""
-        scores = {first: float(-one.mean()), second: float(-other.mean())}
-        return cls(scores, second if scores[first] - scores[second] > _RULE_GAIN else first)
+    def of(
+        cls, first: str, one: tuple[Array, float], second: str, other: tuple[Array, float]
+    ) -> Comparison:
+        """From the log densities of each row and the scale of each rule."""
+        scores = {first: float(-one[0].mean()), second: float(-other[0].mean())}
+        if scores[first] - scores[second] > _RULE_GAIN:
+            return cls(scores, second, other[1])
+        return cls(scores, first, one[1])

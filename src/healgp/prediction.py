@@ -35,6 +35,7 @@ class Setting:
     normalize_weights: bool | None
     space: str
     n_nearest: int = 8  # experts that "nested" combines
+    scale: float = 1.0  # of the deviations of y
 
     def __post_init__(self) -> None:
         choose("aggregation", self.aggregation, (*RULES, "nested"))

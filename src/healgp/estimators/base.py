@@ -359,31 +359,43 @@ class ExpertGP(BaseEstimator):
             return {}
         return dict(self._compared(self._setting({"aggregation": "gpoe"})).scores)
 
-    def _rule(self, setting: Setting) -> str:
-        """The rule that predicts training rows best, each left out of its own expert: "gpoe", or
-        "nested" where it gains enough for its cost."""
-        return self._compared(setting).chosen
+    @property
+    def deviation_scale_(self) -> float:
+        """What predictive deviations are multiplied by. With aggregation="auto" it is the root mean
+        square of (y − mean) / deviation at training rows, each left out of its own expert, where
+        that gains at least 0.01 in their NLPD; otherwise 1."""
+        check_is_fitted(self)
+        return self._setting({}).scale
 
     def _compared(self, setting: Setting) -> calibration.Comparison:
-        """The two rules at training rows; it is worked out once."""
+        """The two rules at training rows, each left out of its own expert: "gpoe", or "nested"
+        where it gains enough for its cost; it is worked out once."""
         committee, key = self._committee, replace(setting, aggregation="gpoe", space="f")
         if not committee.is_exact or committee.n_experts == 1:
             return calibration.Comparison({}, "gpoe")
         if key not in self._rules:
             rows = self._calibration_rows
-            new, density = committee.inputs(rows), self._log_density(committee.targets(rows))
-            prior = self._committee_and_prior("gpoe", new)[1]
+            new, targets = committee.inputs(rows), committee.targets(rows)
+            prior, density = self._committee_and_prior("gpoe", new)[1], self._log_density(targets)
             with committee.engine(self.n_jobs) as engine:
                 committee.prepare_once(engine)
                 without: Any = calibration.LeaveOneOut(committee, rows, engine)
                 one = stream(without, new, [key], prior, engine)[0]
                 other = nested(without, new, setting.n_nearest, engine)
-            found = calibration.Comparison.of(
-                "gpoe", density(key, *one), "nested", density(key, *other)
-            )
+
+            def judged(mean: Array, var: Array) -> tuple[Array, float]:
+                values = density(key, mean, var)
+                if self.max_iter == 0:  # θ was given, and so are the deviations
+                    return values, 1.0
+                z = (targets - mean) / np.sqrt(var + self._noise())
+                return calibration.scaled(values, z)
+
+            found = calibration.Comparison.of("gpoe", judged(*one), "nested", judged(*other))
             if self.verbose:
                 scores = ", ".join(f"{rule} {v:.4f}" for rule, v in found.scores.items())
                 print(f"aggregation: {found.chosen}; NLPD by leave-one-out: {scores}")
+                if found.scale != 1.0:
+                    print(f"deviations are multiplied by {found.scale:.3g}")
             self._rules[key] = found
         return self._rules[key]
 
@@ -437,7 +449,8 @@ class ExpertGP(BaseEstimator):
         if automatic and calibration.has_temperature(setting):
             setting = replace(setting, temperature=self._curve(setting).chosen)
         if best_rule:
-            setting = replace(setting, aggregation=self._rule(setting))
+            found = self._compared(setting)
+            setting = replace(setting, aggregation=found.chosen, scale=found.scale)
         return setting
 
     def _new_rows(self, X: Any) -> Array:

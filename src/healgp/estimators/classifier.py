@@ -67,9 +67,10 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         Most iterations of L-BFGS-B for the kernel, and again for the inducing inputs. 0 keeps the
         starting values.
     routing : {"auto", None}, default="auto"
-        "auto" asks, at each row, the nearest experts first, and more of them only until the answer
-        stays, where weights are a softmax or the rule is "nested" and there are 32 experts or more;
-        training rows have shown before that it agrees with asking everyone. None asks everyone.
+        "auto" has all experts say in brief what they think of a row, and asks the most confident of
+        them in full, where weights are a softmax and there are 32
+        experts or more; training rows have shown before that it agrees with asking everyone. None
+        asks everyone.
     routing_tol : float, default=1e-3
         How closely it must agree, in predictive standard deviations.
     memory_budget : float or None, default=None
