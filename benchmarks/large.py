@@ -184,6 +184,7 @@ PARTS = {
     "everything": ("All 2,319,121 flights", everything),
     "workers": ("Worker processes against threads, airline", clusters.workers),
     "scheduler": ("How many shards a scheduler bears", clusters.scheduler),
+    "paper": ("On paper: 10⁷, 10⁸, 10⁹ rows", clusters.paper),
 }
 
 
@@ -203,8 +204,7 @@ def main() -> None:
         path = KEPT / f"{name}.md"
         if path.is_file():
             parts += [f"## {title}\n", path.read_text(encoding="utf-8")]
-    text = Path(__file__).with_name("scale.md").read_text(encoding="utf-8")
-    write(DOCS / "scale.md", "\n".join(parts) + "\n" + text)
+    write(DOCS / "scale.md", "\n".join(parts))
     print(f"Written to {DOCS / 'scale.md'}")
     return None
 
