@@ -166,7 +166,7 @@ def test_equal_experts_do_not_care(capsys):
     np.testing.assert_allclose(mean - mean[0], 0.0, atol=1e-12)
     flat = calibration.Curve(calibration.GRID, np.full(len(calibration.GRID), 0.3))
     assert not flat.matters
-    assert flat.chosen == calibration.INDIFFERENT
+    assert flat.chosen(2) == calibration.INDIFFERENT
     alone = ExpertGPRegressor(points_per_expert=None, verbose=1).fit(X, y)
     assert alone.temperature_ == calibration.INDIFFERENT
     assert "does not matter" in capsys.readouterr().out
@@ -237,6 +237,12 @@ def test_setting_keys_do_not_depend_on_the_temperature():
     assert not calibration.has_temperature(Setting("gpoe", "entropy", 1.0, None, "f"))
 
 
+def test_many_experts_take_the_largest_temperature_that_is_about_as_good():
+    curve = calibration.Curve(np.array([1.0, 10.0, 100.0, 1000.0]), np.array([1, 0.5, 0.501, 0.6]))
+    assert curve.chosen(10) == 10.0
+    assert curve.chosen(100) == 100.0
+
+
 def test_the_scale_of_deviations_is_the_best_one():
     rng = np.random.default_rng(0)
     z = 0.4 * rng.standard_t(5, 3000)
@@ -249,6 +255,8 @@ def test_the_scale_of_deviations_is_the_best_one():
     almost = rng.standard_normal(3000)
     assert calibration.scaled(densities, almost) == (densities, 1.0)
     assert calibration.scaled(densities, np.zeros(3000))[1] == 1.0
+    outlier = np.append(almost[:500], 40.0)  # one row says it all
+    assert calibration.scaled(np.zeros(501), outlier)[1] == 1.0
 
 
 def test_deviations_follow_what_is_left_out(rng):

@@ -28,8 +28,9 @@ INDIFFERENT = 100.0
 #: experts allows, within the bounds.
 _WORK, _ROWS = 2_000_000, (200, 2000)
 
-#: The gain in NLPD that makes up for the nested rule's cost.
-_RULE_GAIN = 0.002
+#: The gain in NLPD that makes up for the cost of the nested rule, and of a smaller temperature
+#: where there are many experts.
+_GAIN, _MANY = 0.002, 32
 
 #: The gain in NLPD that makes up for deviations that are not the model's own.
 _SCALE_GAIN = 0.01
@@ -50,9 +51,14 @@ class Curve:
         """False where all temperatures predict alike, as with one expert or with equal ones."""
         return bool(np.ptp(self.nlpd) > _FLAT)
 
-    @property
-    def chosen(self) -> float:
-        return float(self.temperatures[np.argmin(self.nlpd)]) if self.matters else INDIFFERENT
+    def chosen(self, n_experts: int) -> float:
+        """The temperature with the smallest NLPD; where there are many experts the largest that is
+        about as good, for the larger it is, the fewer have a say and must be asked."""
+        if not self.matters:
+            return INDIFFERENT
+        allowed = _GAIN if n_experts >= _MANY else 0.0
+        good = np.flatnonzero(self.nlpd <= self.nlpd.min() + allowed)
+        return float(self.temperatures[good[-1]])
 
 
 def has_temperature(setting: Setting) -> bool:
@@ -141,10 +147,13 @@ def curve(
 
 def scaled(log_density: Array, z: Array) -> tuple[Array, float]:
     """The log densities of rows whose y are z predictive deviations from their means, and what the
-    deviations are to be multiplied by: the root mean square of z, where that gains enough. Then the
-    densities are those after it."""
+    deviations are to be multiplied by: the root mean square of z, where that gains enough and is
+    not the doing of a few outliers (two standard errors from 1). Then the densities are those after
+    it."""
     s = float(np.sqrt(np.mean(z**2)))
     if not 0.0 < s < np.inf or 0.5 * (s**2 - 1.0) - np.log(s) < _SCALE_GAIN:
+        return log_density, 1.0
+    if abs(s**2 - 1.0) < 2.0 * float(np.std(z**2)) / np.sqrt(len(z)):
         return log_density, 1.0
     return log_density + 0.5 * z**2 * (1.0 - s**-2) - np.log(s), s
 
@@ -164,6 +173,6 @@ class Comparison:
     ) -> Comparison:
         """From the log densities of each row and the scale of each rule."""
         scores = {first: float(-one[0].mean()), second: float(-other[0].mean())}
-        if scores[first] - scores[second] > _RULE_GAIN:
+        if scores[first] - scores[second] > _GAIN:
             return cls(scores, second, other[1])
         return cls(scores, first, one[1])

@@ -33,7 +33,7 @@ LEAST_EXPERTS = 32
 _ROWS, _BLOCK_ROWS, _BLOCK_EXPERTS = 2**15, 256, 32
 
 #: Numbers of experts that are tried, and the share of all experts that they may be.
-_ASKED, _MOST = (8, 12, 16, 24, 32, 48, 64, 96, 128), 0.25
+_ASKED, _MOST = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512), 0.25
 
 #: An expert is too far to say anything where its kernel is below this share of the signal variance.
 _SILENT = 1e-5

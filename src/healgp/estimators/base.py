@@ -419,7 +419,8 @@ class ExpertGP(BaseEstimator):
     def _say(self, setting: Setting, found: calibration.Curve) -> None:
         what = f"temperature of {setting.aggregation} with {setting.weighting}"
         if found.matters:
-            print(f"{what}: {found.chosen:.3g}, NLPD by leave-one-out {found.nlpd.min():.4f}")
+            chosen = found.chosen(self._committee.n_experts)
+            print(f"{what}: {chosen:.3g}, NLPD by leave-one-out {found.nlpd.min():.4f}")
         else:
             print(f"{what}: it does not matter here, all predict alike")
 
@@ -447,7 +448,8 @@ class ExpertGP(BaseEstimator):
         if fitting:
             return setting
         if automatic and calibration.has_temperature(setting):
-            setting = replace(setting, temperature=self._curve(setting).chosen)
+            chosen = self._curve(setting).chosen(self._committee.n_experts)
+            setting = replace(setting, temperature=chosen)
         if best_rule:
             found = self._compared(setting)
             setting = replace(setting, aggregation=found.chosen, scale=found.scale)

@@ -65,7 +65,8 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
         The experts' weights (see `healgp.weights`); "poe" and "bcm" always use ones.
     temperature : float or "auto", default="auto"
         Multiplies the score in the softmax: larger is sparser. "auto" takes what predicts a sample
-        of training rows best, each left out of its own expert (see `healgp.calibration`). In units
+        of training rows best, each left out of its own expert (see `healgp.calibration`); with 32
+        experts or more the largest that is within 0.002 of it, for it is cheaper. In units
         of standardised y, so that 100 means the same on every data set (with standardize=False, in
         units of y itself; for counts, in units of the prior deviation of f).
     normalize_weights : bool or None, default=None
@@ -151,7 +152,7 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
     deviation_scale_ : float
         What predictive deviations are multiplied by: with aggregation="auto" and several experts,
         the root mean square of (y − mean) / deviation at training rows, each left out of its own
-        expert, where that gains 0.01 or more in their NLPD; otherwise 1.
+        expert, where that gains 0.01 or more in their NLPD and is beyond chance; otherwise 1.
     temperature_ : float
         The temperature that `predict` uses.
     temperature_curve_ : tuple of arrays
