@@ -10,6 +10,7 @@ import os
 import secrets
 import typing
 import warnings
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -86,7 +87,7 @@ def read(path: str | os.PathLike[str]) -> pd.DataFrame:
         reader = _READERS[extension(path)]
     try:
         table = reader(path)
-    except (ValueError, OSError, KeyError, pd.errors.ParserError) as error:
+    except (ValueError, OSError, EOFError, KeyError, zlib.error, pd.errors.ParserError) as error:
         lines = str(error).strip("'\" \n").splitlines() or [type(error).__name__]
         raise ValueError(f"{path} cannot be read: {lines[0]}") from None
     table.columns = [str(name) for name in table.columns]
