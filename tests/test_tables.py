@@ -207,6 +207,15 @@ def test_files_that_are_none(name, content, message, tmp_path):
         tables.read(tmp_path / "folder")
 
 
+def test_a_damaged_description_of_types(tmp_path):
+    tables.write(pd.DataFrame({"a": [1.0, 2.0]}), tmp_path / "t.feather")
+    data = (tmp_path / "t.feather").read_bytes()
+    assert b"float64" in data
+    (tmp_path / "t.feather").write_bytes(data.replace(b"float64", b"float65"))
+    with pytest.raises(ValueError, match=r"t\.feather cannot be read"):
+        tables.read(tmp_path / "t.feather")
+
+
 def test_repeated_names(tmp_path):
     pd.DataFrame([[1, 2], [3, 4]], columns=[1, "1"]).to_csv(tmp_path / "t.csv", index=False)
     assert list(tables.read(tmp_path / "t.csv").columns) == ["1", "1.1"]  # pandas tells them apart
