@@ -216,6 +216,17 @@ def test_a_damaged_description_of_types(tmp_path):
         tables.read(tmp_path / "t.feather")
 
 
+def test_a_table_for_which_there_is_no_memory(tmp_path, monkeypatch):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+
+    def reader(path):
+        raise MemoryError("malloc of size 366503875968 failed")
+
+    monkeypatch.setitem(tables._READERS, ".csv", reader)
+    with pytest.raises(MemoryError, match=r"t\.csv cannot be read, for want of memory"):
+        tables.read(tmp_path / "t.csv")
+
+
 def test_repeated_names(tmp_path):
     pd.DataFrame([[1, 2], [3, 4]], columns=[1, "1"]).to_csv(tmp_path / "t.csv", index=False)
     assert list(tables.read(tmp_path / "t.csv").columns) == ["1", "1.1"]  # pandas tells them apart
