@@ -94,7 +94,7 @@ def try_model(data: bytes, folder: Path) -> str:
     return "loaded"
 
 
-def _refused(error: ValueError, file: Path) -> str:
+def _refused(error: Exception, file: Path) -> str:
     assert str(file) in str(error), f"the message names no file: {error}"
     return "refused"
 
@@ -124,7 +124,7 @@ def try_table(data: bytes, folder: Path) -> str:
     try:
         with watched():
             table = tables.read(path)
-    except ValueError as error:
+    except (ValueError, MemoryError) as error:  # a size that is forged is never allocated
         return _refused(error, path)
     finally:
         path.unlink()
