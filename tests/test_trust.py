@@ -27,9 +27,8 @@ def tally():
     assert tally.inputs + tally.faults > 0
 
 
-@pytest.mark.parametrize("kind", ["counts", "two classes"])
-def test_bad_and_extreme_input(tally, kind):
-    inputs.run_kind(tally, kind)
+def test_bad_and_extreme_input(tally):
+    inputs.run_kind(tally, "two classes")
 
 
 def test_bad_tables(tally):
@@ -37,8 +36,8 @@ def test_bad_tables(tally):
 
 
 def test_properties(tally):
-    properties.each(tally, properties.nothing_matters_that_should_not, 12)
-    properties.each(tally, properties.partial_fit_is_fit, 12)
+    properties.each(tally, properties.nothing_matters_that_should_not, 8)
+    properties.each(tally, properties.partial_fit_is_fit, 8)
     properties.each(tally, properties.training_follows_the_units, 2)
     properties.each(tally, properties.classes_follow, 2)
 
@@ -66,11 +65,7 @@ def test_a_full_disk(tally):
 
 
 def test_nothing_is_asked_of_the_network(tally):
-    limits.network(tally)
-
-
-def test_files_are_as_private_as_the_umask(tally):
-    limits.permissions(tally)
+    limits.sockets(tally)
 
 
 def test_one_loaded_model_in_many_threads(tally):

@@ -185,10 +185,13 @@ def in_a_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def network(tally: Tally) -> None:
+def sockets(tally: Tally) -> None:
     with tally.right("sockets that fail"):
         code, _, err = ended("-c", OFFLINE)
         assert code == 0, err[-300:]
+
+
+def namespace(tally: Tally) -> None:
     if not can("unshare", "--map-root-user", "--net", "true"):
         tally.notes.append("no network namespace can be made here: sockets that fail only")
         return
@@ -232,7 +235,8 @@ def run(tally: Tally, effort: float = 1.0) -> None:
     warnings.simplefilter("ignore")
     disks(tally, effort)
     memory(tally, effort)
-    network(tally)
+    sockets(tally)
+    namespace(tally)
     permissions(tally)
 
 
