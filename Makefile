@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow check docs bench bench-scale choices reproduce clean
+.PHONY: demo test test-slow test-lowest trust fuzz soak check docs bench bench-scale choices reproduce \
+	clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m healgp.demo
@@ -14,6 +15,28 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow --durations=10
+
+trust: $(INSTALLED)
+	$(BIN)/python -m trust $(ARGS)
+
+# Atheris looks for inputs for as long as it is told, in seconds: make fuzz TIME=3600
+TIME ?= 600
+fuzz: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group fuzz
+	$(BIN)/python -m trust.fuzz atheris load $(TIME)
+	$(BIN)/python -m trust.fuzz atheris table $(TIME)
+
+soak: $(INSTALLED)
+	$(BIN)/python -m trust.soak minutes 30
+
+# The oldest versions that pyproject.toml allows, in an environment of their own.
+test-lowest:
+	test -x $(VENV)-lowest/bin/python || $(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(VENV)-lowest/bin/python -m trust.lowest > $(VENV)-lowest/constraints.txt
+	$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint $(VENV)-lowest/constraints.txt --editable ".[plots,cli,dask]" --group dev
+	$(VENV)-lowest/bin/python -m pytest
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -35,10 +58,11 @@ choices: $(INSTALLED)
 reproduce: $(INSTALLED)
 	$(BIN)/healgp reproduce all --page docs/reproduction.md
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all]" --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable ".[all]" --group dev
 	touch $@
 
 $(VENV)/.installed-docs: $(INSTALLED)

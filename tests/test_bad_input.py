@@ -55,6 +55,46 @@ def test_refused_in_fit(name):
         make().fit(bad_X, bad_y)
 
 
+def test_errors_show_no_value_of_the_data():
+    """scikit-learn's own messages print the array, or the cell."""
+    model = make().fit(X, Y)
+    shown = [f"{value:.4f}"[:5] for value in (*X[0], Y[0])]
+    for bad in (spoil(X, (0, 0), "secret"), X[:, 0], X + 1j):
+        for method in (lambda bad: make().fit(bad, Y), model.predict):
+            with pytest.raises(ValueError, match=r"text|2D array|Complex") as error:
+                method(bad)
+            assert not any(text in str(error.value) for text in ("secret", *shown))
+    for bad in (spoil(Y, 0, "secret"), Y + 1j):
+        for method in (lambda bad: make().fit(X, bad), lambda bad: model.calibrate(X, bad)):
+            with pytest.raises(ValueError, match=r"text|Complex") as error:
+                method(bad)
+            assert not any(text in str(error.value) for text in ("secret", *shown))
+
+
+def test_masked_values_are_missing():
+    hidden = np.ma.masked_equal(X, X[3, 1])
+    for call in (
+        lambda: make().fit(hidden, Y),
+        lambda: make().fit(X, np.ma.masked_equal(Y, Y[3])),
+        lambda: make().fit(X, Y).predict(hidden),
+        lambda: make().fit(X, Y).partial_fit(hidden, Y),
+    ):
+        with pytest.raises(ValueError, match="masked values"):
+            call()
+    nothing_hidden = np.ma.masked_array(X, mask=np.zeros(X.shape, bool))
+    assert np.array_equal(make().fit(nothing_hidden, Y).predict(X), make().fit(X, Y).predict(X))
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_variances_beyond_floats_are_refused_and_deviations_given(scale):
+    model = make().fit(X, Y * scale)
+    std, expected = model.predict(X, return_std=True)[1], make().fit(X, Y).predict(X, True)[1]
+    np.testing.assert_allclose(std / scale, expected, rtol=1e-6)
+    for ask in (model.predict_f, model.expert_moments, lambda X: model.predict(X, return_cov=True)):
+        with pytest.raises(ValueError, match="return_std=True"):
+            ask(X)
+
+
 def test_sparse_is_refused():
     with pytest.raises(TypeError, match=r"[Ss]parse"):
         make().fit(scipy.sparse.csr_matrix(X), Y)

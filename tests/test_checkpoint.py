@@ -152,9 +152,40 @@ def test_others_files_are_left_alone(tmp_path):
         pass
 
 
+def test_a_full_disk_ends_the_file_and_not_the_training(tmp_path):
+    """What was written before it was full is of use to the next fit; a first write that fails is
+    an error that names the parameter."""
+    resource = pytest.importorskip("resource")
+    path, calls, points = tmp_path / "j", [], np.random.default_rng(0).random((6, 3))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400, before[1]))
+        with Journal(path, "fit") as journal:
+            evaluate = journal.remembered(square(calls))
+            with pytest.warns(UserWarning, match="goes on without it"):
+                first = [evaluate(p)[0] for p in points]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+        with (
+            pytest.raises(ValueError, match=r"checkpoint=.*cannot be"),
+            Journal(tmp_path / "other", "fit"),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert len(calls) == len(points)
+    with Journal(path, "fit") as journal:
+        evaluate = journal.remembered(square(calls))
+        np.testing.assert_array_equal([evaluate(p)[0] for p in points], first)
+    assert len(points) < len(calls) < 2 * len(points)
+
+
 def test_it_needs_a_seed():
     X = np.arange(20.0)[:, None]
     with pytest.raises(ValueError, match="random_state"):
         ExpertGPRegressor(checkpoint="x").fit(X, X[:, 0])
     with pytest.raises(ValueError, match="random_state"):
         ExpertGPClassifier(checkpoint="x").fit(X, X[:, 0] > 3)
+    with pytest.raises(ValueError, match="checkpoint=3"):
+        ExpertGPRegressor(checkpoint=3, random_state=0).fit(X, X[:, 0])

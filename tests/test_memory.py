@@ -1,5 +1,8 @@
 """A memory budget changes what is kept, never what is predicted."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -38,6 +41,41 @@ def test_classes_do_not_depend_on_the_budget(wave):
 
 def test_the_machine_has_some_memory():
     assert 2**27 < memory() < 2**50
+
+
+LIMITED = """
+import resource, sys
+import numpy as np
+from healgp import ExpertGPRegressor
+from healgp.engines.local import memory
+rng = np.random.default_rng(0)
+X = rng.uniform(-2, 2, (6000, 2))
+y = np.sin(X[:, 0])
+shared = dict(kernel="rbf", max_iter=1, random_state=0, n_jobs=1, aggregation="gpoe")
+ExpertGPRegressor(points_per_expert=100, **shared).fit(X[:300], y[:300]).predict(X[:300])
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 150 * 2**20, -1))
+assert memory() < 151 * 2**20
+few = ExpertGPRegressor(points_per_expert=100, **shared).fit(X, y)
+assert np.abs(few.predict(X) - y).max() < 0.2
+assert few._committee._factors.nbytes < 40 * 2**20
+try:
+    ExpertGPRegressor(points_per_expert=None, **shared).fit(X, y)
+except MemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_an_address_space_limit_is_kept_or_named():
+    """Within the limit it works with less; beyond it the error says what to change."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LIMITED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "points_per_expert" in done.stdout
+    assert "memory_budget" in done.stdout
 
 
 @pytest.mark.parametrize("budget", [-1.0, "much"])

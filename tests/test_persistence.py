@@ -403,6 +403,15 @@ def test_forged_arrays_are_refused(copied):
                 load(folder)
 
 
+def test_sites_from_which_no_posterior_can_be_made_are_an_error(tmp_path):
+    model = classifier(3)
+    model._committee.sites.weight[:] = 1e308
+    model._committee.sites.shift[:] = -1e308
+    model.save(tmp_path)
+    with pytest.raises(ValueError, match=r"posterior of expert 0 .* Fit the model again"):
+        load(tmp_path).predict(rows(5)[0])
+
+
 def test_missing_newer_and_foreign_files(copied):
     _, folder, arrays = copied
     forge(folder, lambda record: record.update(format_version=2, library_version="9.0"))

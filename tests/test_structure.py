@@ -29,7 +29,7 @@ LINE = [
     ["routing"],
     ["nested", "calibration", "streaming"],
     ["joint"],
-    ["estimators.scaling", "storage"],
+    ["estimators.scaling", "estimators.validation", "storage"],
     ["encoding"],
     ["persistence"],
     ["estimators.base"],

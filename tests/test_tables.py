@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import gzip
 
 import numpy as np
 import pandas as pd
@@ -189,6 +190,8 @@ def test_a_folder_of_parquet(tmp_path):
     ("t.csv", b"a,b\n", "t.csv has no rows"),
     ("t.csv", b"a,b\n1,2\n1,2,3,secret\n", "t.csv cannot be read"),
     ("t.csv", b"a\n\xff\xfe\n", "t.csv cannot be read"),
+    ("t.csv.gz", gzip.compress(b"a,b\n1,2\n" * 50)[:-9], "t.csv.gz cannot be read"),
+    ("t.csv.gz", gzip.compress(b"a,b\n1,2\n")[:10] + b"secret", "t.csv.gz cannot be read"),
     ("t.parquet", b"PAR1 no", "t.parquet cannot be read"),
     ("t.feather", b"nothing", "t.feather cannot be read"),
 ])  # fmt: skip
@@ -202,6 +205,26 @@ def test_files_that_are_none(name, content, message, tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match=r"folder without \.parquet"):
         tables.read(tmp_path / "folder")
+
+
+def test_a_damaged_description_of_types(tmp_path):
+    tables.write(pd.DataFrame({"a": [1.0, 2.0]}), tmp_path / "t.feather")
+    data = (tmp_path / "t.feather").read_bytes()
+    assert b"float64" in data
+    (tmp_path / "t.feather").write_bytes(data.replace(b"float64", b"float65"))
+    with pytest.raises(ValueError, match=r"t\.feather cannot be read"):
+        tables.read(tmp_path / "t.feather")
+
+
+def test_a_table_for_which_there_is_no_memory(tmp_path, monkeypatch):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+
+    def reader(path):
+        raise MemoryError("malloc of size 366503875968 failed")
+
+    monkeypatch.setitem(tables._READERS, ".csv", reader)
+    with pytest.raises(MemoryError, match=r"t\.csv cannot be read, for want of memory"):
+        tables.read(tmp_path / "t.csv")
 
 
 def test_repeated_names(tmp_path):

@@ -7,9 +7,11 @@ same data finds them there, takes the same steps without work, and goes on, to t
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import struct
+import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +37,7 @@ class Journal:
         self._known: list[tuple[bytes, list[Array]]] = []
         self._next = 0
         self._file: Any = None
+        self._full = False
 
     def __enter__(self) -> Self:
         if self._path is None:
@@ -42,15 +45,15 @@ class Journal:
         try:
             end = self._read()
             self._file = open(self._path, "r+b" if end else "w+b", buffering=0)
+            if not end:
+                self._put(_MAGIC + self._fingerprint)
+                end = len(_MAGIC) + len(self._fingerprint)
+            self._file.truncate(end)  # a last record that was cut off
+            self._file.seek(end)
         except OSError as error:
             raise ValueError(
                 f"checkpoint={str(self._path)!r} cannot be read and written: {error.strerror}."
             ) from None
-        if not end:
-            self._file.write(_MAGIC + self._fingerprint)
-            end = len(_MAGIC) + len(self._fingerprint)
-        self._file.truncate(end)  # a last record that was cut off
-        self._file.seek(end)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -88,17 +91,35 @@ class Journal:
         return evaluate
 
     def _append(self, key: bytes, arrays: list[Array]) -> None:
+        if self._full:
+            return
+        try:
+            self._write(key, arrays)
+        except OSError as error:
+            # hours of training must not end for this; what is whole in the file stays of use
+            self._full = True
+            warnings.warn(
+                f"checkpoint={str(self._path)!r} cannot be written any more ({error.strerror}); "
+                "training goes on without it.",
+                stacklevel=2,
+            )
+
+    def _write(self, key: bytes, arrays: list[Array]) -> None:
         # what was remembered beyond this point belongs to steps that are not taken any more
         if self._next < len(self._known):
             self._known = self._known[: self._next]
             self._file.seek(0)
             self._file.truncate(0)
-            self._file.write(_MAGIC + self._fingerprint)
+            self._put(_MAGIC + self._fingerprint)
             for known in self._known:
-                self._file.write(_record(*known))
-        self._file.write(_record(key, arrays))
+                self._put(_record(*known))
+        self._put(_record(key, arrays))
         self._known.append((key, []))  # its place only: the numbers are not needed again
         self._next += 1
+
+    def _put(self, data: bytes) -> None:
+        if self._file.write(data) < len(data):  # without a buffer, a full disk takes a part
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _read(self) -> int:
         """Reads the records; returns where the last whole one ends, 0 where there is no file."""

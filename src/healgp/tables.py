@@ -86,7 +86,11 @@ def read(path: str | os.PathLike[str]) -> pd.DataFrame:
         reader = _READERS[extension(path)]
     try:
         table = reader(path)
-    except (ValueError, OSError, KeyError, pd.errors.ParserError) as error:
+    except ImportError:
+        raise
+    except MemoryError as error:
+        raise MemoryError(f"{path} cannot be read, for want of memory: {error}") from None
+    except Exception as error:  # what readers of a damaged file may raise has no end
         lines = str(error).strip("'\" \n").splitlines() or [type(error).__name__]
         raise ValueError(f"{path} cannot be read: {lines[0]}") from None
     table.columns = [str(name) for name in table.columns]

@@ -138,7 +138,38 @@ def memory() -> float:
                 found = min(found, float(file.read()))
         except (OSError, ValueError):  # no such group, or no limit ("max")
             pass
-    return found
+    return max(0.0, min(found, _left_of_addresses()))
+
+
+def _left_of_addresses() -> float:
+    """Bytes that this process may still map, where it has a limit (`ulimit -v`)."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY:
+            return np.inf
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return limit - float(file.read().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError, ValueError):  # a system without such limits, or without /proc
+        return np.inf
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """A MemoryError that comes of the work in the block says what to change."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        said = str(error) or "an allocation failed"
+        is_thread = isinstance(error, RuntimeError) and "start new thread" in said
+        if "points_per_expert" in said or not (is_thread or isinstance(error, MemoryError)):
+            raise
+        raise MemoryError(
+            f"There is not enough memory: {said.rstrip('.')}. Lower points_per_expert (an expert "
+            "of m rows needs 8 m² bytes, on every thread), memory_budget or n_jobs, or predict "
+            "fewer rows at once."
+        ) from error
 
 
 class LocalEngine:
@@ -158,6 +189,7 @@ class LocalEngine:
 
     def __enter__(self) -> LocalEngine:
         with ExitStack() as stack:
+            stack.enter_context(enough_memory())
             stack.enter_context(blas_threads(self._blas))
             stack.enter_context(event.install_listener("numba:compile", _CompilationNotice()))
             self._pool = (
@@ -169,7 +201,7 @@ class LocalEngine:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._stack.close()
+        self._stack.__exit__(*error)
 
     def scratch(self, *sizes: int) -> tuple[np.ndarray, ...]:
         """Arrays of these sizes, allocated once per thread and lent again for the same sizes."""

@@ -13,14 +13,21 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from tqdm import tqdm
 
 from healgp import calibration, partition, persistence, routing, selection, streaming, training
 from healgp.checkpoint import Journal
 from healgp.checks import check_bool, check_number, choose
-from healgp.engines.local import LocalEngine, blas_threads, effective_n_jobs, memory
+from healgp.engines.local import (
+    LocalEngine,
+    blas_threads,
+    effective_n_jobs,
+    enough_memory,
+    memory,
+)  # fmt: skip
 from healgp.estimators.scaling import Scaling
+from healgp.estimators.validation import validated
 from healgp.experts.committee import Committee
 from healgp.experts.sparse import SparseCommittee
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
@@ -64,6 +71,8 @@ class ExpertGP(BaseEstimator):
             check_number("memory_budget", self.memory_budget, 0)
         check_number("routing_tol", self.routing_tol, 0, positive=True)
         choose("engine", self.engine, ("local", "dask"))
+        if self.checkpoint is not None and not isinstance(self.checkpoint, str | os.PathLike):
+            raise ValueError(f"checkpoint={self.checkpoint!r} must be None or the path of a file.")
         if self.checkpoint is not None and self.random_state is None:
             raise ValueError(
                 "checkpoint needs a random_state that is a number: a fit that goes on must divide "
@@ -79,7 +88,8 @@ class ExpertGP(BaseEstimator):
         names = ("n_features_in_", "feature_names_in_")
         before = {name: self.__dict__[name] for name in names if name in self.__dict__}
         try:
-            yield
+            with enough_memory():
+                yield
         except BaseException:
             for name in names:
                 self.__dict__.pop(name, None)
@@ -118,7 +128,7 @@ class ExpertGP(BaseEstimator):
             dask.current_client()  # before any work, an error where there is none
             if rows.is_collection(X):
                 return rows.training_rows(self, X, y, bool(options.get("y_numeric")))
-        return validate_data(self, X, y, dtype=np.float64, order="C", **options)
+        return validated(self, X, y, **options)
 
     def _kernels(self) -> tuple[str, ...]:
         """The kernels to choose from."""
@@ -457,9 +467,7 @@ class ExpertGP(BaseEstimator):
 
     def _new_rows(self, X: Any) -> Array:
         check_is_fitted(self)
-        return self._scaling.inputs(
-            validate_data(self, X, reset=False, dtype=np.float64, order="C")
-        )
+        return self._scaling.inputs(validated(self, X, reset=False))
 
     def _lazily(self, X: Any, function: Any, width: int, dtype: Any = float) -> Any:
         """For a Dask collection X, a lazy Dask array [n, width] of function(model, rows); None for

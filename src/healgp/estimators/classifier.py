@@ -247,7 +247,8 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
     def _likelihood(self, n_classes: int, classes: Array) -> Classification:
         if n_classes < 2:
             raise ValueError(
-                f"y has one class only ({classes[0]!r}); a classifier needs at least two classes."
+                f"y has one class only ({classes.tolist()[0]!r}); a classifier needs at least two "
+                "classes."
             )
         name = self.likelihood
         if name == "auto":

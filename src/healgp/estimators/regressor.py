@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from scipy.special import ndtri
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from healgp import joint, metrics, persistence, selection, training
@@ -18,6 +18,7 @@ from healgp.checks import check_number, choose
 from healgp.estimators.base import ExpertGP, _reporter
 from healgp.estimators.partial import PartialFit
 from healgp.estimators.scaling import Scaling, blockwise
+from healgp.estimators.validation import validated_target
 from healgp.likelihoods import Gaussian, Likelihood, Poisson
 from healgp.prediction import Setting
 
@@ -503,17 +504,17 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
         poisson = self._poisson()
         if poisson is not None:
             latent = self._latent(X, [{}])[1][0]
-            y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+            y = validated_target(y)
             if y.shape != latent[0].shape:
                 raise ValueError(f"y has shape {y.shape}, but its predictions {latent[0].shape}.")
             _check_counts(y)
             return poisson.log_density(y, *latent)
         mean, std = self.predict_many(X, [{}])[0]
-        y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        y = validated_target(y)
         return metrics.log_density(y, mean, std)
 
     def _new_targets(self, y: Any, n: int) -> Array:
-        y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        y = validated_target(y)
         if y.shape != (n,):
             raise ValueError(f"y has shape {y.shape}, but X has {n} rows.")
         if self._poisson() is not None:
@@ -539,12 +540,12 @@ def _interval(model: ExpertGPRegressor, X: Array, coverage: float) -> Array:
 def _check_counts(y: Array) -> None:
     if (y < 0).any():
         raise ValueError(
-            f"y has negative values (the smallest is {y.min():g}), and likelihood='poisson' is for "
-            "counts: 0, 1, 2, …"
+            f"y has negative values (the first in row {np.flatnonzero(y < 0)[0]}), and "
+            "likelihood='poisson' is for counts: 0, 1, 2, …"
         )
     wrong = np.flatnonzero(y != np.floor(y))
     if len(wrong):
         raise ValueError(
-            f"y has fractional values (y[{wrong[0]}] is {y[wrong[0]]:g}), and likelihood='poisson' "
-            "is for counts: 0, 1, 2, … For rates, use likelihood='gaussian'."
+            f"y has fractional values (the first in row {wrong[0]}), and likelihood='poisson' is "
+            "for counts: 0, 1, 2, … For rates, use likelihood='gaussian'."
         )

@@ -69,6 +69,12 @@ class Scaling:
         return np.sqrt(var) * self.y_scale
 
     def var(self, var: Array) -> Array:
+        if not 1e-150 < self.y_scale < 1e150:
+            raise ValueError(
+                f"A variance in the unit of y² is beyond what a float holds: y deviates by "
+                f"{self.y_scale:.3g}. Divide y by that first, or ask for deviations, "
+                "predict(X, return_std=True)."
+            )
         return var * self.y_scale**2
 
 

@@ -258,7 +258,11 @@ class SparseCommittee(Experts):
             return state
         expert, rows = self._expert(j, self.theta, self.likelihood, self.Z, blocks_map)
         q = expert.posterior(self.sites[rows])
-        assert q is not None
+        if q is None:  # sites from a file may be any numbers
+            raise ExpertError(
+                f"The variational posterior of expert {j} ({len(expert.y)} rows) cannot be made "
+                "from its sites. Fit the model again."
+            )
         return expert.frame, q
 
     def moments(

@@ -4,6 +4,7 @@ slider over the temperature. The file opens offline and asks the network for not
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def write_report(
     """
     path = Path(path)
     text = page(gather(model, X, y, feature_names), healgp.__version__)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    unfinished = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
     try:
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(path)

@@ -1,0 +1,1 @@
+"""Attempts to break healgp, counted: `make trust` runs all of them and writes docs/trust.md."""
