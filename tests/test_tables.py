@@ -216,6 +216,19 @@ def test_a_damaged_description_of_types(tmp_path):
         tables.read(tmp_path / "t.feather")
 
 
+def test_texts_that_lie_outside_the_file(tmp_path):
+    path = tmp_path / "t.feather"
+    pd.DataFrame({"a": ["one", "three"]}).to_feather(path, compression="uncompressed")
+    data = path.read_bytes()
+    places = [np.array([0, 3, 8], dtype=dtype).tobytes() for dtype in ("<i4", "<i8")]
+    wrong = [np.array([0, 3, 2**30], dtype=dtype).tobytes() for dtype in ("<i4", "<i8")]
+    which = 1 if places[1] in data else 0
+    assert places[which] in data
+    path.write_bytes(data.replace(places[which], wrong[which]))
+    with pytest.raises(ValueError, match=r"t\.feather cannot be read"):
+        tables.read(path)
+
+
 def test_a_table_for_which_there_is_no_memory(tmp_path, monkeypatch):
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
 

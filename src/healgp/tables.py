@@ -43,13 +43,21 @@ def _parquet(path: Path) -> pd.DataFrame:
     return pd.read_parquet(path)
 
 
+def _feather(path: Path) -> pd.DataFrame:
+    from pyarrow import feather
+
+    # pandas does not look whether the places of texts lie within the file
+    feather.read_table(path).validate(full=True)
+    return pd.read_feather(path)
+
+
 _READERS: dict[str, Any] = {
     ".csv": lambda path: pd.read_csv(path, low_memory=False),
     ".tsv": lambda path: pd.read_csv(path, sep="\t", low_memory=False),
     ".parquet": _parquet,
     ".pq": _parquet,
-    ".feather": pd.read_feather,
-    ".arrow": pd.read_feather,
+    ".feather": _feather,
+    ".arrow": _feather,
 }
 _WRITERS: dict[str, Any] = {
     ".csv": lambda table, path: table.to_csv(path, index=False),
