@@ -12,6 +12,7 @@ functions of a shard, so they are simply made again.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
@@ -546,7 +547,16 @@ def sharded(
 
 
 def _given(client: Any, value: Any, s: int) -> Any:
-    """A value on one of the workers, which take turns."""
-    while not (workers := sorted(client.nthreads())):
-        client.wait_for_workers(1)
-    return client.scatter([value], workers=[workers[s % len(workers)]], hash=False)[0]
+    """A value on one of the workers, which take turns. One that has just died may still be on the
+    list: then another is tried."""
+    for attempt in range(_ATTEMPTS):
+        while not (workers := sorted(client.nthreads())):
+            client.wait_for_workers(1)
+        worker = workers[(s + attempt) % len(workers)]
+        try:
+            return client.scatter([value], workers=[worker], hash=False)[0]
+        except (OSError, TimeoutError, KeyError, ValueError):
+            if attempt == _ATTEMPTS - 1:
+                raise
+            time.sleep(0.2)
+    raise AssertionError
