@@ -35,6 +35,7 @@ class _BlasThreads:
     """
 
     def __init__(self) -> None:
+        self._libraries: list[Any] | None = None  # looked for once: it takes some milliseconds
         self._reset()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
@@ -54,8 +55,10 @@ class _BlasThreads:
     def _apply(self) -> None:
         if self._limits:
             if not self._before:
-                libraries = ThreadpoolController().select(user_api="blas").lib_controllers
-                self._before = [(library, library.num_threads) for library in libraries]
+                if self._libraries is None:
+                    found = ThreadpoolController().select(user_api="blas")
+                    self._libraries = found.lib_controllers
+                self._before = [(library, library.num_threads) for library in self._libraries]
             for library, n in self._before:
                 _set_threads(library, min(*self._limits, n))
         else:
