@@ -176,7 +176,7 @@ def paper() -> str:
     for N, workers in ((10**7, 8), (10**8, 100), (10**9, 1000)):
         experts = N // m
         n_shards = min(-(-N // engine._SHARD_ROWS), engine._MOST_SHARDS)
-        scheduler_s = 1e-3 * n_shards
+        scheduler_s = 3.5e-3 * n_shards  # as `scheduler` measures it
         once = N * each / workers + scheduler_s
         hours = (evaluations * once + N * ready / workers) / 3600
         answer = experts * brief + asked * full
@@ -194,7 +194,7 @@ def paper() -> str:
         f"Measured here, one core, D = {D}, experts of {m} rows: an evaluation of the objective "
         f"{1e6 * each:.1f} µs a row, factors {1e6 * ready:.1f} µs a row, an expert asked in full "
         f"{1e6 * full:.1f} µs, in brief {1e6 * brief:.2f} µs. With them: an evaluation is rows × "
-        f"{1e6 * each:.1f} µs / workers + 1 ms of the scheduler for each shard; training is "
+        f"{1e6 * each:.1f} µs / workers + 3.5 ms of the scheduler for each shard; training is "
         f"{evaluations} of them on all experts (progressive training needs far fewer rows); each "
         f"sends {8 * (D + 3)} bytes to every shard and 8 (D + 4) bytes for each expert back; "
         "factors are packed, 4 (m + 1) bytes a row, and where they do not fit they are made again; "
