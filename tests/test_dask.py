@@ -151,6 +151,12 @@ def test_predictions_of_collections_are_lazy(client, local):
     np.testing.assert_allclose(lower.compute(), local.predict_interval(NEW, 0.9)[0], rtol=1e-8)
     frame = dd.from_pandas(pd.DataFrame(NEW, columns=["a", "b", "c"]), npartitions=2)
     np.testing.assert_allclose(model.predict(frame).compute(), expected[0], rtol=1e-8)
+    some = frame[frame["a"] > frame["a"].quantile(0.9).compute()].repartition(npartitions=2)
+    none = frame.partitions[:1][frame.partitions[:1]["a"] > 1e9]
+    mixed = dd.concat([none, some])  # its first partition has no rows
+    np.testing.assert_allclose(
+        model.predict(mixed).compute(), local.predict(some.compute().to_numpy()), rtol=1e-8
+    )
     with pytest.raises(ValueError, match="3 features"):
         model.predict(new[:, :2])
 

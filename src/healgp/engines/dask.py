@@ -98,6 +98,9 @@ class Sharded(Experts):
     def homes(self) -> Array:
         return np.repeat(np.arange(len(self.shards)), np.diff(self.bounds))
 
+    def _home(self, j: int) -> int:
+        return int(np.searchsorted(self.bounds, j, side="right")) - 1
+
     @property
     def ahead(self) -> int:  # type: ignore[override]
         """Calls that keep every worker busy."""
@@ -180,7 +183,7 @@ class Sharded(Experts):
         self, new: Array, first: int, last: int, engine: LocalEngine
     ) -> tuple[Array, Array]:
         """Latent means and variances of some experts of one shard at the rows `new`."""
-        s = int(self.homes[first])
+        s = self._home(first)
         start = int(self.bounds[s])
         return self._ask(s, "moments", new, first - start, last - start)()
 
@@ -188,7 +191,7 @@ class Sharded(Experts):
         self, new: Array, asked: list[tuple[int, Array]], engine: LocalEngine
     ) -> list[tuple[Array, Array]]:
         """The same of some experts of one shard, each at its own rows of `new`."""
-        s = int(self.homes[asked[0][0]])
+        s = self._home(asked[0][0])
         used, places = np.unique(np.concatenate([rows for _, rows in asked]), return_inverse=True)
         numbers = [j - int(self.bounds[s]) for j, _ in asked]
         parts = np.split(places, np.cumsum([len(rows) for _, rows in asked])[:-1])
@@ -212,10 +215,6 @@ class Sharded(Experts):
         """Their y [n]."""
         return self._fetched(rows, "targets")
 
-    def centres(self) -> Array:
-        """The mean of the rows of each expert [J, D]."""
-        return np.concatenate(self._all(on_worker.plain, "centres"))
-
     def in_brief(self, experts: Array, rank: int, engine: LocalEngine) -> list[Array]:
         """Some experts as `healgp.experts.brief` has them, stacked."""
         waits = [self._ask(s, "in_brief", there, rank) for s, there in self._places(experts)]
@@ -223,7 +222,7 @@ class Sharded(Experts):
 
     def covariance(self, new: Array, j: int, engine: LocalEngine) -> Array:
         """Posterior covariance [n, n] of expert j at the rows `new` [n, D]."""
-        s = int(self.homes[j])
+        s = self._home(j)
         return self._ask(s, "covariance", new, j - int(self.bounds[s]))()
 
     def prior_covariance(self, new: Array) -> Array:

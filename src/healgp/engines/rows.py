@@ -106,8 +106,9 @@ def predicted(
     parts = [
         da.from_delayed(task(traveller, part, function), shape=(n, width), dtype=dtype)
         for part, n in zip(X.to_delayed().ravel(), X.chunks[0], strict=True)
+        if n  # a partition of a table may have no rows
     ]
-    return da.concatenate(parts)
+    return da.concatenate(parts) if parts else da.zeros((0, width), dtype=dtype)
 
 
 class _Traveller:

@@ -100,10 +100,6 @@ class SparseCommittee(Experts):
         """Their y [n]."""
         return self.y[rows]
 
-    def centres(self) -> Array:
-        """The mean of the rows of each expert [J, D]."""
-        return np.add.reduceat(self.X, self.offsets[:-1]) / self.sizes[:, None]
-
     @property
     def unit(self) -> float:
         """What the latent functions are measured in by `moments`: y's own units when they are those
