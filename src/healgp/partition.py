@@ -8,9 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import pairwise_distances_argmin
 from threadpoolctl import threadpool_limits
 
 Partition = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
@@ -71,6 +69,8 @@ def _clusters(X: Any, n_experts: int, rng: np.random.Generator) -> np.ndarray:
 
 def _centres(X: Any, part: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
     """Centres of n clusters of some rows, from a sample of them."""
+    from sklearn.cluster import KMeans  # it takes longer to load than all of healgp
+
     if n == 1:
         return np.zeros((1, X.shape[1]))
     size = min(len(part), max(10_000, 20 * n))
@@ -93,6 +93,8 @@ def _nearest_of(X: Any, labels: np.ndarray, centres: list[np.ndarray]) -> np.nda
 
 
 def _nearest(X: np.ndarray, labels: np.ndarray, centres: list[np.ndarray]) -> np.ndarray:
+    from sklearn.metrics import pairwise_distances_argmin
+
     with threadpool_limits(1, user_api="openmp"):
         if len(centres) == 1:
             return pairwise_distances_argmin(X, centres[0]).astype(np.intp)
