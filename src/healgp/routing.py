@@ -1,10 +1,10 @@
-"""Which experts are asked about a row: all of them in brief, and those that are most confident then
-in full.
+"""Which experts are asked about a row: all of them roughly, some of those in brief, and those that
+are most confident then in full.
 
 Weights of a softmax fall fast with an expert's variance, so that few experts decide. Who they are
-the experts in brief say (`healgp.experts.brief`), at a hundredth of the cost; those that are not
-asked in full count with what they said in brief, or where they are too far to have anything to say,
-as experts who know nothing.
+the experts in brief say (`healgp.experts.brief`), at a fortieth of the cost, and who is worth
+asking in brief they say roughly, at a quarter of that; those that are not asked further count with
+what they said last, or where they are too far to have anything to say, as experts who know nothing.
 
 How many are asked in full is found by an audit: rows of the training set, each left out of its own
 expert, ask everyone, and the number is doubled until they agree within the tolerance. Where that
@@ -29,8 +29,12 @@ Array = np.ndarray
 #: Experts that make routing worth the audit.
 LEAST_EXPERTS = 32
 
-#: Rows that are routed at a time, and rows and experts of a block.
-_ROWS, _BLOCK_ROWS, _BLOCK_EXPERTS = 2**15, 256, 32
+#: Rows that are routed at a time; rows of a block; experts of a block, and blocks of them whose
+#: rough answers are held at a time.
+_ROWS, _BLOCK_ROWS, _BLOCK_EXPERTS, _BLOCKS = 2**15, 512, 32, 32
+
+#: Experts that are asked in brief, for each that is asked in full, and at least.
+_IN_BRIEF, _LEAST_IN_BRIEF = 4, 64
 
 #: Numbers of experts that are tried, and the share of all experts that they may be.
 _ASKED, _MOST = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512), 0.25
@@ -110,46 +114,59 @@ class Guide:
         self, new: Array, k: int, settings: Sequence[Setting], prior: Prior, own_noise: float
     ) -> tuple[Array, list[Sums]]:
         brief, J, n = self.brief, self.brief.n_experts, len(new)
-        shape = (n, *brief.latent_shape)
+        some = min(J, max(_IN_BRIEF * k, _LEAST_IN_BRIEF))
+        near = self._near(new, some)
+        totals: list[Sums] = []
 
-        def added(totals: list[Sums], mean: Array, var: Array, times: int = 1) -> list[Sums]:
+        def counted(mean: Array, var: Array, times: int = 1) -> None:
+            mean, var = np.swapaxes(mean, 0, 1), np.swapaxes(var, 0, 1)
             here = [sums(s, mean, var, prior, own_noise, J).times(times) for s in settings]
-            return [a + b for a, b in zip(totals, here, strict=True)] if totals else here
+            totals[:] = [a + b for a, b in zip(totals, here, strict=True)] if totals else here
 
-        Z = new / brief.theta.lengthscales
+        def best(k: int, answers: list[Array]) -> list[Array]:
+            """Those of the k most confident at each row; the others are counted."""
+            var = answers[2]
+            if k >= var.shape[1]:
+                return answers
+            order = np.argpartition(var.reshape(*var.shape[:2], -1).mean(axis=2), k - 1, axis=1)
+            if settings:
+                counted(_at(answers[1], order[:, k:]), _at(var, order[:, k:]))
+            return [_at(values, order[:, :k]) for values in answers]
+
+        if len(near) < J:
+            flat = np.zeros((n, 1, *brief.latent_shape))
+            counted(flat + prior.mean, flat + prior.var, J - len(near))
+        numbers = np.tile(near, (n, 1))
+        if some < len(near):
+            answers: list[Array] = []
+            step = _BLOCKS * _BLOCK_EXPERTS
+            for here in np.split(near, range(step, len(near), step)):
+                more = [np.tile(here, (n, 1)), *brief.roughly(new, here)]
+                if answers:
+                    more = [np.concatenate(two, axis=1) for two in zip(answers, more, strict=True)]
+                answers = best(some, more)
+            numbers = answers[0]
+        numbers = best(k, [numbers, *brief.moments(new, numbers)])[0]
+        return numbers.T, totals
+
+    def _near(self, new: Array, least: int) -> Array:
+        """The experts that may have something to say about one of the rows, those nearest to all
+        of them first, and at least so many."""
+        Z = new / self.brief.theta.lengthscales
         middle = Z.mean(axis=0)
         radius = np.linalg.norm(Z - middle, axis=1).max()
         apart = np.linalg.norm(self._centres - middle, axis=1) - self._radii - radius
-        totals: list[Sums] = []
-        numbers = np.empty((0, n), dtype=np.int32)
-        mean, var = np.empty((2, 0, *shape))
-        for b in np.argsort(apart, kind="stable"):
-            first, last = b * _BLOCK_EXPERTS, min((b + 1) * _BLOCK_EXPERTS, J)
-            if apart[b] > self._reach and len(numbers) == k:
-                flat = np.zeros((1, *shape))
-                totals = added(totals, flat + prior.mean, flat + prior.var, last - first)
-                continue
-            here = np.broadcast_to(
-                np.arange(first, last, dtype=np.int32)[:, None], (last - first, n)
-            )
-            numbers = np.concatenate([numbers, here])
-            mean, var = (
-                np.concatenate(pair)
-                for pair in zip((mean, var), brief.moments(new, first, last), strict=True)
-            )
-            if len(numbers) > k:
-                score = var.reshape(len(var), n, -1).mean(axis=2)
-                order = np.argpartition(score, k - 1, axis=0)
-                best, others = order[:k], order[k:]
-                if settings:
-                    totals = added(totals, _at(mean, others), _at(var, others))
-                numbers, mean, var = (_at(values, best) for values in (numbers, mean, var))
-        return numbers, totals
+        order = np.argsort(apart, kind="stable")
+        every = np.arange(self.brief.n_experts, dtype=np.int32)
+        blocks = np.split(every, range(_BLOCK_EXPERTS, len(every), _BLOCK_EXPERTS))
+        # One of them may not be whole.
+        needed = max(-(-least // _BLOCK_EXPERTS) + 1, int((apart <= self._reach).sum()))
+        return np.concatenate([blocks[b] for b in order[:needed]])
 
 
 def _at(values: Array, places: Array) -> Array:
-    """values[places[i, n], n]."""
-    return values[places, np.arange(places.shape[1])]
+    """values[n, places[n, i]]."""
+    return values[np.arange(len(places))[:, None], places]
 
 
 def sums(setting: Setting, mean: Array, var: Array, prior: Prior, noise: float, J: int) -> Sums:

@@ -1,4 +1,5 @@
-"""Experts in brief: each as a sparse GP with a few of its own rows as inducing inputs.
+"""Experts in brief: each as a sparse GP with a few of its own rows as inducing inputs; and roughly,
+with a quarter of those.
 
 An expert of m rows says what it thinks of a row in m² steps, in brief in r², with r of a few tens.
 With Φ = L⁻¹K_zx, LLᵀ = K_zz, and what the rows say about the latent function (weights λ and shifts
@@ -7,7 +8,8 @@ b; of exact experts 1 / σ_y² and y / σ_y²),
     B = I + Φ diag(λ) Φᵀ,    E[f*] = φᵀB⁻¹Φb,    var[f*] = σ² − φᵀ(I − B⁻¹)φ,    φ = L⁻¹k_z*.
 
 That is a little less certain than the expert itself, and good enough to tell who can matter at a
-row, and to stand in for those who hardly do.
+row, and to stand in for those who hardly do. The inducing inputs are chosen one after another, so
+that those of the rough answer are the first of the others.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from scipy.linalg import solve_triangular
 from healgp.engines.local import LocalEngine
 from healgp.experts import stages
 from healgp.experts.variational import choose_inducing
+from healgp.jit import jit
 from healgp.kernels import KERNELS, Hyperparameters
+from healgp.linalg import multiply
 
 Array = np.ndarray
 
-#: Inducing inputs: a share of the mean number of rows, within bounds.
-_SHARE, _RANKS = 8, (8, 32)
+#: Inducing inputs: a share of the mean number of rows, within bounds; and the part of them that a
+#: rough answer takes.
+_SHARE, _RANKS, _ROUGH = 8, (8, 32), 4
 
 #: Added to the diagonal of K_zz, as a multiple of the signal variance.
 _JITTER = 1e-8
@@ -39,12 +44,12 @@ def rank_of(committee: Any) -> int:
 
 def summarise(
     kernel: str, theta: Hyperparameters, X: Array, weight: Array, shift: Array, rank: int
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, ...]:
     """Inducing inputs Z [rank, D], roots W [C, rank, rank] and α [C, rank] of one expert with the
-    rows X [m, D], of which λ and b are [m, C]: E[f*] = αᵀk_z* and var[f*] = σ² − |W k_z*|². With
-    fewer inducing inputs the rest of α and W is zero."""
+    rows X [m, D], of which λ and b are [m, C]: E[f*] = αᵀk_z* and var[f*] = σ² − |W k_z*|²; then W
+    and α of the first inducing inputs alone. With fewer inducing inputs the rest is zero."""
     Z = choose_inducing(kernel, theta, X, rank)
-    r, C = len(Z), weight.shape[1]
+    r = len(Z)
     ZT, XT = (np.ascontiguousarray((A / theta.lengthscales).T) for A in (Z, X))
     K, cross = np.empty((r, r)), np.empty((r, len(X)))
     for A, out in ((ZT, K), (XT, cross)):
@@ -53,14 +58,74 @@ def summarise(
     L = np.linalg.cholesky(K)
     phi = solve_triangular(L, cross, lower=True)
     inverse = solve_triangular(L, np.eye(r), lower=True)
+    padded = np.concatenate([Z, np.broadcast_to(Z[:1], (rank - r, Z.shape[1]))])
+    first = min(r, rank // _ROUGH)
+    rough = _roots(phi[:first], inverse[:first, :first], weight, shift, rank // _ROUGH)
+    return padded, *_roots(phi, inverse, weight, shift, rank), *rough
+
+
+def _roots(
+    phi: Array, inverse: Array, weight: Array, shift: Array, rank: int
+) -> tuple[Array, Array]:
+    """W and α from Φ [r, m] and L⁻¹ [r, r]."""
+    r, C = len(phi), weight.shape[1]
     W, alpha = np.zeros((C, rank, rank)), np.zeros((C, rank))
     for c in range(C):
         values, U = np.linalg.eigh((phi * weight[:, c]) @ phi.T)
         values = np.maximum(values, 0.0)
         W[c, :r, :r] = np.sqrt(values / (1.0 + values))[:, None] * (U.T @ inverse)
         alpha[c, :r] = inverse.T @ (U @ ((U.T @ (phi @ shift[:, c])) / (1.0 + values)))
-    padded = np.concatenate([Z, np.broadcast_to(Z[:1], (rank - r, Z.shape[1]))])
-    return padded, W, alpha
+    return W, alpha
+
+
+@jit("contract")
+def _answers(kernel, shape, signal, ZT, W, alpha, XT, mean, var):
+    """Means and variances [C, n] of one expert at the scaled rows XT [D, n]."""
+    (C, r), n = alpha.shape, XT.shape[1]
+    K, V = np.empty((r, n)), np.empty((r, n))
+    stages.covariances(kernel, shape, signal, ZT, XT, K)
+    for c in range(C):
+        multiply(W[c], False, K, False, V, 0.0)
+        m, v = mean[c], var[c]
+        m[:], v[:] = 0.0, signal
+        for i in range(r):
+            a, k, u = alpha[c, i], K[i], V[i]
+            for j in range(n):
+                m[j] += a * k[j]
+                v[j] -= u[j] * u[j]
+        for j in range(n):
+            v[j] = max(v[j], 1e-12 * signal)
+
+
+@jit("contract")
+def _each(kernel, shape, signal, ZT, W, alpha, XT, experts, mean, var):
+    """Means and variances [n, k, C] of some experts, each at all rows."""
+    C, n = alpha.shape[1], XT.shape[1]
+    m, v = np.empty((C, n)), np.empty((C, n))
+    for i in range(len(experts)):
+        j = experts[i]
+        _answers(kernel, shape, signal, ZT[j], W[j], alpha[j], XT, m, v)
+        for row in range(n):
+            for c in range(C):
+                mean[row, i, c], var[row, i, c] = m[c, row], v[c, row]
+
+
+@jit("contract")
+def _groups(kernel, shape, signal, ZT, W, alpha, X, experts, rows, ends, mean, var):
+    """Means and variances [N, C] of N pairs of an expert and a row of X, those of an expert being
+    together and ending at `ends`."""
+    (_, C, _), D, first = alpha.shape, X.shape[1], 0
+    for last in ends:
+        n, j = last - first, experts[first]
+        XT, m, v = np.empty((D, n)), np.empty((C, n)), np.empty((C, n))
+        for i in range(n):
+            for d in range(D):
+                XT[d, i] = X[rows[first + i], d]
+        _answers(kernel, shape, signal, ZT[j], W[j], alpha[j], XT, m, v)
+        for i in range(n):
+            for c in range(C):
+                mean[first + i, c], var[first + i, c] = m[c, i], v[c, i]
+        first = last
 
 
 @dataclass
@@ -74,6 +139,8 @@ class Brief:
     ZT: Array  # [J, D, rank], divided by the lengthscales
     W: Array  # [J, C, rank, rank]
     alpha: Array  # [J, C, rank]
+    rough_roots: Array  # [J, C, rank / 4, rank / 4]
+    rough_alpha: Array  # [J, C, rank / 4]
 
     @classmethod
     def of(cls, committee: Any, engine: LocalEngine) -> Brief:
@@ -82,7 +149,7 @@ class Brief:
         theta = committee.theta
         return cls(
             committee.kernel, theta, committee.unit, committee.latent_shape,
-            cls._scaled(parts[0], theta), parts[1], parts[2],
+            cls._scaled(parts[0], theta), *parts[1:],
         )  # fmt: skip
 
     @staticmethod
@@ -101,9 +168,8 @@ class Brief:
         """After some experts have changed, or have come after the others."""
         Z, *rest = committee.in_brief(experts, self.rank, engine)
         more = committee.n_experts - self.n_experts
-        for name, values in zip(
-            ("ZT", "W", "alpha"), (self._scaled(Z, self.theta), *rest), strict=True
-        ):
+        names = "ZT", "W", "alpha", "rough_roots", "rough_alpha"
+        for name, values in zip(names, (self._scaled(Z, self.theta), *rest), strict=True):
             old = getattr(self, name)
             if more:
                 old = np.concatenate([old, np.empty((more, *old.shape[1:]))])
@@ -119,20 +185,34 @@ class Brief:
         below = np.flatnonzero(K[0] < share)
         return float(distances[below[0]]) if len(below) else np.inf
 
-    def moments(self, new: Array, first: int, last: int) -> tuple[Array, Array]:
-        """Latent means and variances [last − first, n] of some experts at the rows `new` [n, D], in
+    def roughly(self, new: Array, experts: Array) -> tuple[Array, Array]:
+        """Rough latent means and variances [n, k] of the experts [k] at the rows `new` [n, D], in
         the calling thread; with a last axis for the latent functions if there are several."""
-        n, D, r = last - first, new.shape[1], self.rank
-        theta, unit = self.theta, self.unit
-        ZT = np.ascontiguousarray(self.ZT[first:last].transpose(1, 0, 2)).reshape(D, n * r)
-        K = np.empty((n * r, len(new)))
-        XT = np.ascontiguousarray((new / theta.lengthscales).T)
-        stages.covariances(KERNELS[self.kernel], theta.shape, theta.signal_variance, ZT, XT, K)
-        each = K.reshape(n, 1, r, len(new))
-        V = np.matmul(self.W[first:last], each)
-        var = theta.signal_variance - np.einsum("jcrn,jcrn->jcn", V, V)
-        mean = np.matmul(self.alpha[first:last, :, None, :], each)[:, :, 0]
-        var = np.maximum(var, 1e-12 * theta.signal_variance)
-        mean, var = (np.moveaxis(v, 1, 2) for v in (mean / unit, var / unit**2))
-        shape = (n, len(new), *self.latent_shape)
-        return mean.reshape(shape), var.reshape(shape)
+        XT = np.ascontiguousarray((new / self.theta.lengthscales).T)
+        mean, var = np.empty((2, len(new), len(experts), self.alpha.shape[1]))
+        rough = self.rough_roots, self.rough_alpha
+        _each(*self._kernel, self.ZT, *rough, XT, experts, mean, var)
+        return self._shaped(mean, var)
+
+    def moments(self, new: Array, experts: Array) -> tuple[Array, Array]:
+        """Latent means and variances [n, k] of the experts [n, k], each at its row of `new` [n, D],
+        in the calling thread; with a last axis for the latent functions if there are several."""
+        flat = experts.ravel()
+        order = np.argsort(flat, kind="stable")
+        ends = np.append(np.flatnonzero(np.diff(flat[order])) + 1, len(flat))
+        found = np.empty((2, len(flat), self.alpha.shape[1]))
+        Z, rows = new / self.theta.lengthscales, order // experts.shape[1]
+        _groups(*self._kernel, self.ZT, self.W, self.alpha, Z, flat[order], rows, ends, *found)
+        mean, var = np.empty((2, *experts.shape, self.alpha.shape[1]))
+        mean.reshape(found[0].shape)[order], var.reshape(found[0].shape)[order] = found
+        return self._shaped(mean, var)
+
+    @property
+    def _kernel(self) -> tuple[int, float, float]:
+        return KERNELS[self.kernel], self.theta.shape, self.theta.signal_variance
+
+    def _shaped(self, mean: Array, var: Array) -> tuple[Array, Array]:
+        """From [n, k, C] in the units of the kernel."""
+        if not self.latent_shape:
+            mean, var = mean[..., 0], var[..., 0]
+        return (mean, var) if self.unit == 1.0 else (mean / self.unit, var / self.unit**2)

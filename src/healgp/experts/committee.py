@@ -135,10 +135,10 @@ class Committee(Experts):
         return self.y[rows]
 
     def in_brief(self, experts: np.ndarray, rank: int, engine: LocalEngine) -> list[np.ndarray]:
-        """Some experts as `healgp.experts.brief` has them: Z, W and α, stacked."""
+        """Some experts as `healgp.experts.brief` has them, stacked."""
         noise = self.theta.noise_variance
 
-        def run(j: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        def run(j: int) -> tuple[np.ndarray, ...]:
             rows = self.columns(j)
             weight, shift = np.full((len(rows), 1), 1.0 / noise), self.y[rows, None] / noise
             return summarise(self.kernel, self.theta, self.inputs(rows), weight, shift, rank)

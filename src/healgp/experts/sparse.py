@@ -280,9 +280,9 @@ class SparseCommittee(Experts):
         return mean.reshape(shape), var.reshape(shape)
 
     def in_brief(self, experts: Array, rank: int, engine: LocalEngine) -> list[Array]:
-        """Some experts as `healgp.experts.brief` has them: Z, W and α, stacked."""
+        """Some experts as `healgp.experts.brief` has them, stacked."""
 
-        def run(j: int) -> tuple[Array, Array, Array]:
+        def run(j: int) -> tuple[Array, ...]:
             rows = slice(self.offsets[j], self.offsets[j + 1])
             sites = self.sites[rows]
             X, weight, shift = self.X[rows], sites.weight, sites.shift
