@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import naive
-from healgp import ExpertGPClassifier, ExpertGPRegressor, routing
+from healgp import ExpertGPClassifier, ExpertGPRegressor, aggregation, routing
 from healgp.engines.local import LocalEngine
 from healgp.experts.brief import Brief
 from healgp.prediction import Prior, Setting, stream
@@ -55,16 +55,10 @@ def test_an_expert_in_brief_is_the_sparse_gp(model, hills):
     committee, brief = model._committee, guide(model).brief
     new = model._scaling.inputs(hills[2][:40])
     theta, asked = committee.theta, np.array([3, 4])
-    in_brief = brief.moments(new, np.tile(asked, (len(new), 1)))
-    rough = brief.roughly(new, asked)
-    cases = [
-        (j, share, mean[:, i], var[:, i])
-        for share, (mean, var) in ((1, in_brief), (4, rough))
-        for i, j in enumerate(asked)
-    ]
-    for j, share, m, v in cases:
+    mean, var = brief.moments(new, np.tile(asked, (len(new), 1)))
+    for j, m, v in zip(asked, mean.T, var.T, strict=True):
         X, y = committee.inputs(committee.columns(j)), committee.y[committee.columns(j)]
-        Z = brief.ZT[j].T[: brief.rank // share] * theta.lengthscales
+        Z = brief.ZT[j].T * theta.lengthscales
         K = [
             naive.kernel(committee.kernel, Z, B, theta.lengthscales, theta.signal_variance)
             for B in (Z, X, new)
@@ -119,6 +113,36 @@ def test_the_guide_finds_the_most_confident(model, hills):
     missed = [set(b) - set(f) for b, f in zip(best.T, found.T, strict=True)]
     assert np.mean([len(m) == 0 for m in missed]) > 0.97
     assert all(len(set(f)) == 16 for f in found.T)
+
+
+def test_far_experts_know_nothing_and_the_others_say_it_in_brief(hills):
+    X, y, new = hills
+    model = ExpertGPRegressor(points_per_expert=10, max_iter=0, lengthscale=0.4, **PLAIN).fit(X, y)
+    committee, new, k = model._committee, model._scaling.inputs(new[:50]), 8
+    J, setting = committee.n_experts, Setting("gpoe", "softmax_variance", 5.0, None, "f")
+    prior = model._committee_and_prior("gpoe", new)[1]
+    with LocalEngine(2, committee.work) as engine:
+        ours = guide(model)
+        found = routing.routed(committee, new, [setting], prior, ours, k, engine)[0]
+        full = committee.moments(new, 0, J, engine)
+    brief = ours.brief.moments(new, np.tile(np.arange(J), (50, 1)))
+    inputs = [
+        committee.inputs(committee.columns(j)) / committee.theta.lengthscales for j in range(J)
+    ]
+    centres = np.array([Z.mean(axis=0) for Z in inputs])
+    radii = [np.sqrt(((Z - c) ** 2).sum(1).mean()) for Z, c in zip(inputs, centres, strict=True)]
+    Z = new / scale
+    apart = np.linalg.norm(Z[:, None] - centres, axis=2) - radii
+    for i in range(50):
+        mean, var = np.zeros(J), np.full(J, model.signal_variance_)
+        near = np.argsort(apart[i])[:256]
+        mean[near], var[near] = brief[0][i, near], brief[1][i, near]
+        best = near[np.argsort(var[near])[:k]]
+        mean[best], var[best] = full[0][best, i], full[1][best, i]
+        weights = np.exp(-5.0 * var) / np.exp(-5.0 * var).sum()
+        expected = aggregation.gpoe(mean[:, None], var[:, None], weights[:, None])
+        np.testing.assert_allclose([found[0][i], found[1][i]], np.ravel(expected), rtol=1e-8)
+    assert np.ptp(apart) > 5  # some are far indeed
 
 
 def test_rows_are_ordered_and_none_is_lost(model, hills):

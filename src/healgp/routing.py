@@ -1,10 +1,10 @@
-"""Which experts are asked about a row: all of them roughly, some of those in brief, and those that
-are most confident then in full.
+"""Which experts are asked about a row: the nearest of them in brief, and those that are most
+confident then in full.
 
 Weights of a softmax fall fast with an expert's variance, so that few experts decide. Who they are
 the experts in brief say (`healgp.experts.brief`), at a fortieth of the cost, and who is worth
-asking in brief they say roughly, at a quarter of that; those that are not asked further count with
-what they said last, or where they are too far to have anything to say, as experts who know nothing.
+asking in brief the distance to their rows says. Those that are asked in brief alone count with
+that, and those that are too far even for it as experts who know nothing.
 
 How many are asked in full is found by an audit: rows of the training set, each left out of its own
 expert, ask everyone, and the number is doubled until they agree within the tolerance. Where that
@@ -29,18 +29,17 @@ Array = np.ndarray
 #: Experts that make routing worth the audit.
 LEAST_EXPERTS = 32
 
-#: Rows that are routed at a time; rows of a block; experts of a block, and blocks of them whose
-#: rough answers are held at a time.
-_ROWS, _BLOCK_ROWS, _BLOCK_EXPERTS, _BLOCKS = 2**15, 512, 32, 32
+#: Rows that are routed at a time; rows of a block, and experts whose distances are held at a time.
+_ROWS, _BLOCK_ROWS, _BLOCK_EXPERTS = 2**15, 512, 4096
 
-#: Experts that are asked in brief, for each that is asked in full, and at least.
-_IN_BRIEF, _LEAST_IN_BRIEF = 4, 64
+#: Every how manieth expert gives a region of neighbouring rows.
+_REGION = 32
 
 #: Numbers of experts that are tried, and the share of all experts that they may be.
 _ASKED, _MOST = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512), 0.25
 
-#: An expert is too far to say anything where its kernel is below this share of the signal variance.
-_SILENT = 1e-5
+#: Experts that are asked in brief, for each that is asked in full, and at least.
+_IN_BRIEF, _LEAST_IN_BRIEF = 8, 256
 
 #: Multiples of n_nearest that the nested rule asks to find the most confident; twice as many are
 #: then asked, for it changes by steps.
@@ -63,45 +62,43 @@ def has_route(setting: Setting) -> bool:
 
 
 class Guide:
-    """Who is most confident at a row, from what all experts say in brief."""
+    """Who is most confident at a row, from what the nearest experts say in brief."""
 
     def __init__(self, committee: Any, engine: LocalEngine) -> None:
         self.brief = Brief.of(committee, engine)
-        self._reach = self.brief.reach(_SILENT)
-        D = len(self.brief.theta.lengthscales)
-        self._centres, self._radii = np.empty((0, D)), np.empty(0)
-        self._survey(np.arange(self.brief.n_experts))
 
     def update(self, committee: Any, experts: Array, engine: LocalEngine) -> None:
         """After some experts have changed, or have come after the others."""
         self.brief.update(committee, experts, engine)
-        self._survey(experts)
-
-    def _survey(self, experts: Array) -> None:
-        """Where the blocks of these experts are, and how large, in inputs divided by lengthscales.
-        Neighbours in number are neighbours in space, or else their block is large."""
-        Z, n = self.brief.ZT, -(-self.brief.n_experts // _BLOCK_EXPERTS)
-        more = n - len(self._radii)
-        self._centres = np.concatenate([self._centres, np.empty((more, Z.shape[1]))])
-        self._radii = np.append(self._radii, np.empty(more))
-        for b in np.unique(experts // _BLOCK_EXPERTS):
-            points = np.concatenate(Z[b * _BLOCK_EXPERTS : (b + 1) * _BLOCK_EXPERTS], axis=1)
-            self._centres[b] = points.mean(axis=1)
-            apart = np.linalg.norm(points - self._centres[b][:, None], axis=0)
-            self._radii[b] = apart.max()
 
     def order(self, new: Array) -> Array:
-        """The rows `new` [n, D] in an order in which neighbours follow one another."""
-        Z = new / self.brief.theta.lengthscales
-        squared = (self._centres**2).sum(axis=1) - 2.0 * (Z @ self._centres.T)
+        """The rows `new` [n, D] in an order in which neighbours follow one another. Experts that
+        are neighbours in number are neighbours in space, if any are."""
+        Z, centres = new / self.brief.theta.lengthscales, self.brief.centres[::_REGION]
+        squared = (centres**2).sum(axis=1) - 2.0 * (Z @ centres.T)
         return np.argsort(squared.argmin(axis=1), kind="stable")
+
+    def near(self, new: Array, n: int) -> Array:
+        """The n experts [rows, n] whose rows are nearest to each of the rows `new` [rows, D]."""
+        brief, Z = self.brief, new / self.brief.theta.lengthscales
+        found, apart = np.empty((2, len(new), 0))
+        for first in range(0, brief.n_experts, _BLOCK_EXPERTS):
+            centres = brief.centres[first : first + _BLOCK_EXPERTS]
+            squared = (Z**2).sum(axis=1)[:, None] + (centres**2).sum(axis=1) - 2.0 * Z @ centres.T
+            here = np.sqrt(np.maximum(squared, 0.0)) - brief.radii[first : first + len(centres)]
+            numbers = np.tile(np.arange(first, first + len(centres)), (len(new), 1))
+            found, apart = np.hstack([found, numbers]), np.hstack([apart, here])
+            if n < found.shape[1]:
+                order = np.argpartition(apart, n - 1, axis=1)[:, :n]
+                found, apart = _at(found, order), _at(apart, order)
+        return found.astype(np.intp)
 
     def confident(
         self, new: Array, k: int, settings: Sequence[Setting], prior: Prior, own_noise: float,
         engine: LocalEngine,
     ) -> tuple[Array, list[Sums]]:  # fmt: skip
-        """The k most confident experts [k, n] at the rows `new` [n, D], and for each setting the
-        sums over all others."""
+        """The k < J most confident experts [k, n] at the rows `new` [n, D] of those asked in brief,
+        and for each setting the sums over all others."""
         parts = [slice(a, a + _BLOCK_ROWS) for a in range(0, len(new), _BLOCK_ROWS)]
         found = list(
             engine.map(lambda part: self._block(new[part], k, settings, prior, own_noise), parts)
@@ -114,54 +111,23 @@ class Guide:
         self, new: Array, k: int, settings: Sequence[Setting], prior: Prior, own_noise: float
     ) -> tuple[Array, list[Sums]]:
         brief, J, n = self.brief, self.brief.n_experts, len(new)
-        some = min(J, max(_IN_BRIEF * k, _LEAST_IN_BRIEF))
-        near = self._near(new, some)
-        totals: list[Sums] = []
+        near = self.near(new, min(max(_IN_BRIEF * k, _LEAST_IN_BRIEF), J))
+        mean, var = brief.moments(new, near)
+        score = var.reshape(*near.shape, -1).mean(axis=2)
+        order = np.argpartition(score, k, axis=1)
+        best, others = order[:, :k], order[:, k:]
 
-        def counted(mean: Array, var: Array, times: int = 1) -> None:
+        def over(mean: Array, var: Array) -> list[Sums]:
             mean, var = np.swapaxes(mean, 0, 1), np.swapaxes(var, 0, 1)
-            here = [sums(s, mean, var, prior, own_noise, J).times(times) for s in settings]
-            totals[:] = [a + b for a, b in zip(totals, here, strict=True)] if totals else here
+            return [sums(s, mean, var, prior, own_noise, J) for s in settings]
 
-        def best(k: int, answers: list[Array]) -> list[Array]:
-            """Those of the k most confident at each row; the others are counted."""
-            var = answers[2]
-            if k >= var.shape[1]:
-                return answers
-            order = np.argpartition(var.reshape(*var.shape[:2], -1).mean(axis=2), k - 1, axis=1)
-            if settings:
-                counted(_at(answers[1], order[:, k:]), _at(var, order[:, k:]))
-            return [_at(values, order[:, :k]) for values in answers]
-
-        if len(near) < J:
+        totals = over(_at(mean, others), _at(var, others))
+        if near.shape[1] < J:
             flat = np.zeros((n, 1, *brief.latent_shape))
-            counted(flat + prior.mean, flat + prior.var, J - len(near))
-        numbers = np.tile(near, (n, 1))
-        if some < len(near):
-            answers: list[Array] = []
-            step = _BLOCKS * _BLOCK_EXPERTS
-            for here in np.split(near, range(step, len(near), step)):
-                more = [np.tile(here, (n, 1)), *brief.roughly(new, here)]
-                if answers:
-                    more = [np.concatenate(two, axis=1) for two in zip(answers, more, strict=True)]
-                answers = best(some, more)
-            numbers = answers[0]
-        numbers = best(k, [numbers, *brief.moments(new, numbers)])[0]
-        return numbers.T, totals
-
-    def _near(self, new: Array, least: int) -> Array:
-        """The experts that may have something to say about one of the rows, those nearest to all
-        of them first, and at least so many."""
-        Z = new / self.brief.theta.lengthscales
-        middle = Z.mean(axis=0)
-        radius = np.linalg.norm(Z - middle, axis=1).max()
-        apart = np.linalg.norm(self._centres - middle, axis=1) - self._radii - radius
-        order = np.argsort(apart, kind="stable")
-        every = np.arange(self.brief.n_experts, dtype=np.int32)
-        blocks = np.split(every, range(_BLOCK_EXPERTS, len(every), _BLOCK_EXPERTS))
-        # One of them may not be whole.
-        needed = max(-(-least // _BLOCK_EXPERTS) + 1, int((apart <= self._reach).sum()))
-        return np.concatenate([blocks[b] for b in order[:needed]])
+            rest = over(flat + prior.mean, flat + prior.var)
+            far = J - near.shape[1]
+            totals = [a + b.times(far) for a, b in zip(totals, rest, strict=True)]
+        return _at(near, best).T, totals
 
 
 def _at(values: Array, places: Array) -> Array:
@@ -198,8 +164,7 @@ def routed(
     committee: Any, new: Array, settings: Sequence[Setting], prior: Prior, guide: Guide, k: int,
     engine: LocalEngine, advance: Callable[[int], Any] = lambda rows: None,
 ) -> list[Gaussian]:  # fmt: skip
-    """What `prediction.stream` gives, with k experts asked in full at each row and the others in
-    brief."""
+    """What `prediction.stream` gives, with k experts asked in full at each row."""
     shape = (len(new), *committee.latent_shape)
     results = [(np.empty(shape), np.empty(shape)) for _ in settings]
     noise, J = committee.theta.noise_variance, committee.n_experts

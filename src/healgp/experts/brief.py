@@ -1,5 +1,4 @@
-"""Experts in brief: each as a sparse GP with a few of its own rows as inducing inputs; and roughly,
-with a quarter of those.
+"""Experts in brief: each as a sparse GP with a few of its own rows as inducing inputs.
 
 An expert of m rows says what it thinks of a row in m² steps, in brief in r², with r of a few tens.
 With Φ = L⁻¹K_zx, LLᵀ = K_zz, and what the rows say about the latent function (weights λ and shifts
@@ -8,8 +7,8 @@ b; of exact experts 1 / σ_y² and y / σ_y²),
     B = I + Φ diag(λ) Φᵀ,    E[f*] = φᵀB⁻¹Φb,    var[f*] = σ² − φᵀ(I − B⁻¹)φ,    φ = L⁻¹k_z*.
 
 That is a little less certain than the expert itself, and good enough to tell who can matter at a
-row, and to stand in for those who hardly do. The inducing inputs are chosen one after another, so
-that those of the rough answer are the first of the others.
+row, and to stand in for those who hardly do. Beside that, where the expert's rows are, and how far
+they reach.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ from healgp.linalg import multiply
 
 Array = np.ndarray
 
-#: Inducing inputs: a share of the mean number of rows, within bounds; and the part of them that a
-#: rough answer takes.
-_SHARE, _RANKS, _ROUGH = 8, (8, 32), 4
+#: Inducing inputs: a share of the mean number of rows, within bounds.
+_SHARE, _RANKS = 8, (8, 32)
 
 #: Added to the diagonal of K_zz, as a multiple of the signal variance.
 _JITTER = 1e-8
@@ -46,10 +44,11 @@ def summarise(
     kernel: str, theta: Hyperparameters, X: Array, weight: Array, shift: Array, rank: int
 ) -> tuple[Array, ...]:
     """Inducing inputs Z [rank, D], roots W [C, rank, rank] and α [C, rank] of one expert with the
-    rows X [m, D], of which λ and b are [m, C]: E[f*] = αᵀk_z* and var[f*] = σ² − |W k_z*|²; then W
-    and α of the first inducing inputs alone. With fewer inducing inputs the rest is zero."""
+    rows X [m, D], of which λ and b are [m, C]: E[f*] = αᵀk_z* and var[f*] = σ² − |W k_z*|²; the
+    mean of its rows and their mean distance from it, both divided by the lengthscales. With fewer
+    inducing inputs the rest of α and W is zero."""
     Z = choose_inducing(kernel, theta, X, rank)
-    r = len(Z)
+    r, C = len(Z), weight.shape[1]
     ZT, XT = (np.ascontiguousarray((A / theta.lengthscales).T) for A in (Z, X))
     K, cross = np.empty((r, r)), np.empty((r, len(X)))
     for A, out in ((ZT, K), (XT, cross)):
@@ -58,24 +57,16 @@ def summarise(
     L = np.linalg.cholesky(K)
     phi = solve_triangular(L, cross, lower=True)
     inverse = solve_triangular(L, np.eye(r), lower=True)
-    padded = np.concatenate([Z, np.broadcast_to(Z[:1], (rank - r, Z.shape[1]))])
-    first = min(r, rank // _ROUGH)
-    rough = _roots(phi[:first], inverse[:first, :first], weight, shift, rank // _ROUGH)
-    return padded, *_roots(phi, inverse, weight, shift, rank), *rough
-
-
-def _roots(
-    phi: Array, inverse: Array, weight: Array, shift: Array, rank: int
-) -> tuple[Array, Array]:
-    """W and α from Φ [r, m] and L⁻¹ [r, r]."""
-    r, C = len(phi), weight.shape[1]
     W, alpha = np.zeros((C, rank, rank)), np.zeros((C, rank))
     for c in range(C):
         values, U = np.linalg.eigh((phi * weight[:, c]) @ phi.T)
         values = np.maximum(values, 0.0)
         W[c, :r, :r] = np.sqrt(values / (1.0 + values))[:, None] * (U.T @ inverse)
         alpha[c, :r] = inverse.T @ (U @ ((U.T @ (phi @ shift[:, c])) / (1.0 + values)))
-    return W, alpha
+    padded = np.concatenate([Z, np.broadcast_to(Z[:1], (rank - r, Z.shape[1]))])
+    centre = XT.mean(axis=1)
+    radius = np.sqrt(((XT - centre[:, None]) ** 2).sum(axis=0).mean())
+    return padded, W, alpha, centre, radius
 
 
 @jit("contract")
@@ -95,19 +86,6 @@ def _answers(kernel, shape, signal, ZT, W, alpha, XT, mean, var):
                 v[j] -= u[j] * u[j]
         for j in range(n):
             v[j] = max(v[j], 1e-12 * signal)
-
-
-@jit("contract")
-def _each(kernel, shape, signal, ZT, W, alpha, XT, experts, mean, var):
-    """Means and variances [n, k, C] of some experts, each at all rows."""
-    C, n = alpha.shape[1], XT.shape[1]
-    m, v = np.empty((C, n)), np.empty((C, n))
-    for i in range(len(experts)):
-        j = experts[i]
-        _answers(kernel, shape, signal, ZT[j], W[j], alpha[j], XT, m, v)
-        for row in range(n):
-            for c in range(C):
-                mean[row, i, c], var[row, i, c] = m[c, row], v[c, row]
 
 
 @jit("contract")
@@ -139,8 +117,8 @@ class Brief:
     ZT: Array  # [J, D, rank], divided by the lengthscales
     W: Array  # [J, C, rank, rank]
     alpha: Array  # [J, C, rank]
-    rough_roots: Array  # [J, C, rank / 4, rank / 4]
-    rough_alpha: Array  # [J, C, rank / 4]
+    centres: Array  # [J, D], divided by the lengthscales
+    radii: Array  # [J]
 
     @classmethod
     def of(cls, committee: Any, engine: LocalEngine) -> Brief:
@@ -168,31 +146,13 @@ class Brief:
         """After some experts have changed, or have come after the others."""
         Z, *rest = committee.in_brief(experts, self.rank, engine)
         more = committee.n_experts - self.n_experts
-        names = "ZT", "W", "alpha", "rough_roots", "rough_alpha"
+        names = "ZT", "W", "alpha", "centres", "radii"
         for name, values in zip(names, (self._scaled(Z, self.theta), *rest), strict=True):
             old = getattr(self, name)
             if more:
                 old = np.concatenate([old, np.empty((more, *old.shape[1:]))])
             old[experts] = values
             setattr(self, name, old)
-
-    def reach(self, share: float) -> float:
-        """The distance at which the kernel falls below a share of the signal variance."""
-        distances = np.geomspace(1e-3, 1e6, 2000)
-        K = np.empty((1, len(distances)))
-        kernel, shape = KERNELS[self.kernel], self.theta.shape
-        stages.covariances(kernel, shape, 1.0, np.zeros((1, 1)), distances[None], K)
-        below = np.flatnonzero(K[0] < share)
-        return float(distances[below[0]]) if len(below) else np.inf
-
-    def roughly(self, new: Array, experts: Array) -> tuple[Array, Array]:
-        """Rough latent means and variances [n, k] of the experts [k] at the rows `new` [n, D], in
-        the calling thread; with a last axis for the latent functions if there are several."""
-        XT = np.ascontiguousarray((new / self.theta.lengthscales).T)
-        mean, var = np.empty((2, len(new), len(experts), self.alpha.shape[1]))
-        rough = self.rough_roots, self.rough_alpha
-        _each(*self._kernel, self.ZT, *rough, XT, experts, mean, var)
-        return self._shaped(mean, var)
 
     def moments(self, new: Array, experts: Array) -> tuple[Array, Array]:
         """Latent means and variances [n, k] of the experts [n, k], each at its row of `new` [n, D],
