@@ -131,7 +131,7 @@ def test_far_experts_know_nothing_and_the_others_say_it_in_brief(hills):
     ]
     centres = np.array([Z.mean(axis=0) for Z in inputs])
     radii = [np.sqrt(((Z - c) ** 2).sum(1).mean()) for Z, c in zip(inputs, centres, strict=True)]
-    Z = new / scale
+    Z = new / committee.theta.lengthscales
     apart = np.linalg.norm(Z[:, None] - centres, axis=2) - radii
     for i in range(50):
         mean, var = np.zeros(J), np.full(J, model.signal_variance_)

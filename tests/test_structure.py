@@ -32,6 +32,7 @@ LINE = [
     ["estimators.scaling", "estimators.validation", "storage"],
     ["encoding"],
     ["persistence"],
+    ["estimators.choosing"],
     ["estimators.base"],
     ["estimators.partial"],
     ["estimators.regressor", "estimators.classifier"],

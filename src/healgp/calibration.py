@@ -8,14 +8,15 @@ log predictive density is compared over a grid of temperatures, which are aggreg
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from healgp.aggregation import Gaussian
 from healgp.engines.local import LocalEngine
-from healgp.prediction import Prior, Setting, stream
+from healgp.prediction import Setting
 from healgp.weights import SCORES
 
 Array = np.ndarray
@@ -45,6 +46,16 @@ class Curve:
 
     temperatures: Array
     nlpd: Array
+
+    @classmethod
+    def of(
+        cls, settings: Sequence[Setting], found: Sequence[Gaussian],
+        log_density: Callable[[Setting, Array, Array], Array],
+    ) -> Curve:  # fmt: skip
+        """From aggregated moments [n] of rows under each setting, `log_density` being that of their
+        targets."""
+        values = [-log_density(s, *r).mean() for s, r in zip(settings, found, strict=True)]
+        return cls(np.array([s.temperature for s in settings]), np.array(values))
 
     @property
     def matters(self) -> bool:
@@ -130,19 +141,11 @@ class LeaveOneOut:
         return out
 
 
-def curve(
-    committee: Any, new: Array, setting: Setting, prior: Prior, engine: LocalEngine,
-    log_density: Callable[[Setting, Array, Array], Array],
-    advance: Callable[[int], Any] = lambda rows: None,
-) -> Curve:  # fmt: skip
-    """NLPD at the rows `new` over the grid, `log_density` being that of their targets under
-    aggregated moments [n]; `advance` is told of rows as they are done."""
+def settings(setting: Setting, committee: Any) -> list[Setting]:
+    """A setting at the temperatures that are compared."""
     # the densities of classes cost more, and a third of the grid will do
     grid = GRID[::3] if committee.latent_shape else GRID
-    settings = [replace(setting, temperature=float(t)) for t in grid]
-    results = stream(committee, new, settings, prior, engine, advance)
-    values = [-log_density(s, *r).mean() for s, r in zip(settings, results, strict=True)]
-    return Curve(grid, np.array(values))
+    return [replace(setting, temperature=float(t)) for t in grid]
 
 
 def scaled(log_density: Array, z: Array) -> tuple[Array, float]:

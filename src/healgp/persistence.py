@@ -66,9 +66,6 @@ FITTED: dict[str, Any] = {
     "elbo_": float,
 }
 
-#: Attributes that are made again, and what stands for them until then.
-FITTED_AGAIN: dict[str, Any] = {"_grbcm": None, "_guide": None, "_centres": None}
-
 _NOT_ALWAYS = {"classes_", "noise_variance_", "alpha_", "log_marginal_likelihood_", "elbo_"}
 
 
@@ -84,6 +81,11 @@ class Kind:
 #: The classes whose models can be saved, by name; those in the second table are imported first.
 KINDS: dict[str, Kind] = {}
 _ELSEWHERE = {"TableModel": "healgp.tables"}
+
+
+def made_again() -> dict[str, Any]:
+    """Attributes that are made again, and what stands for them until then."""
+    return {"_grbcm": None, "_guide": None, "_centres": None, "_left_out": {}}
 
 
 def save(model: Any, path: str | os.PathLike[str]) -> None:
@@ -177,7 +179,7 @@ def _to_plain(model: Any, encoder: Encoder) -> dict[str, Any]:
         name: value
         for name, value in state.items()
         if name not in parameters
-        and name not in FITTED_AGAIN
+        and name not in made_again()
         and name not in ("n_features_in_", "feature_names_in_", "_sklearn_version")
     }
     if hasattr(model._committee, "local"):  # experts on a cluster come together here
@@ -231,7 +233,7 @@ def _from_plain(cls: Any, plain: dict[str, Any], decoder: Decoder) -> BaseEstima
     if names is not None:
         model.feature_names_in_ = np.array(names, dtype=object)
     model.n_features_in_ = schema["n_features"]
-    model.__dict__.update(FITTED_AGAIN | fitted)
+    model.__dict__.update(made_again() | fitted)
     model._committee.factor_bytes = model._factor_bytes()  # of this machine
     return model
 

@@ -21,7 +21,7 @@ import numpy as np
 from healgp.aggregation import Gaussian
 from healgp.engines.local import LocalEngine
 from healgp.experts.brief import Brief
-from healgp.prediction import Prior, Setting, Sums, stream
+from healgp.prediction import Prior, Setting, Sums
 from healgp.weights import SCORES
 
 Array = np.ndarray
@@ -190,15 +190,12 @@ def agree(one: Gaussian, other: Gaussian, noise: float, tolerance: float) -> boo
 
 
 def audit(
-    committee: Any, new: Array, setting: Setting, prior: Prior, noise: float, guide: Guide,
-    tolerance: float, engine: LocalEngine,
+    committee: Any, new: Array, setting: Setting, everyone: Gaussian, prior: Prior, noise: float,
+    guide: Guide, tolerance: float, engine: LocalEngine,
 ) -> int:  # fmt: skip
     """How many experts to ask for answers within `tolerance` of those of everyone, in predictive
     deviations; 0 where everyone should be asked."""
     tried = [k for k in _ASKED if k <= _MOST * committee.n_experts]
-    if not tried:
-        return 0
-    everyone = stream(committee, new, [setting], prior, engine)[0]
     left = noise if setting.space == "f" else 0.0  # y-space holds its noise already
     for k in tried:
         found = routed(committee, new, [setting], prior, guide, k, engine)[0]

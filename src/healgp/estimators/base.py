@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from tqdm import tqdm
@@ -26,15 +24,15 @@ from healgp.engines.local import (
     enough_memory,
     memory,
 )  # fmt: skip
+from healgp.estimators.choosing import Choosing
 from healgp.estimators.scaling import Scaling
 from healgp.estimators.validation import validated
 from healgp.experts.committee import Committee
 from healgp.experts.sparse import SparseCommittee
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
-from healgp.likelihoods import Classification, Gaussian, Likelihood, Poisson
-from healgp.metrics import log_density
+from healgp.likelihoods import Likelihood
 from healgp.nested import Route, nested
-from healgp.prediction import Prior, Setting, stream
+from healgp.prediction import Prior, Setting
 
 Array = np.ndarray
 
@@ -45,12 +43,8 @@ _CHOSEN = ("_curves", "_rules", "_routes")
 _FACTOR_SHARE = 0.8
 
 
-class ExpertGP(BaseEstimator):
+class ExpertGP(Choosing):
     """The common part of `ExpertGPRegressor` and `ExpertGPClassifier`."""
-
-    #: What a setting of `predict_many` may change.
-    _setting_names: tuple[str, ...] = ("aggregation", "weighting", "temperature",
-                                       "normalize_weights")  # fmt: skip
 
     # ---- fitting ---------------------------------------------------------------------------
 
@@ -215,12 +209,10 @@ class ExpertGP(BaseEstimator):
         theta = committee.theta
         self._scaling, self._committee = scaling, committee
         self._communication = communication
-        self._grbcm: tuple[Any, Committee, Array, Array] | None = None
+        self._grbcm = None
         self._calibration_rows = calibration.sample_rows(committee.n_rows, committee.n_experts, rng)
-        self._curves: dict[Setting, calibration.Curve] = {}
-        self._rules: dict[Setting, calibration.Comparison] = {}
-        self._routes: dict[tuple[Setting, float], int] = {}
-        self._guide: routing.Guide | None = None
+        self._curves, self._rules, self._routes, self._left_out = {}, {}, {}, {}
+        self._guide = None
         self._centres: Any = None  # of partial_fit
         self._arrivals: streaming.Arrivals | None = None
         self.n_experts_ = committee.n_experts
@@ -236,9 +228,6 @@ class ExpertGP(BaseEstimator):
         """What the experts' factors may take of the memory budget."""
         budget = self.memory_budget
         return _FACTOR_SHARE * (memory() / 4 if budget is None else float(budget))
-
-    def _progress(self, what: str, total: int, unit: str) -> tqdm:
-        return tqdm(total=total, desc=what, unit=unit, disable=not self.verbose)
 
     # ---- prediction ------------------------------------------------------------------------
 
@@ -270,200 +259,6 @@ class ExpertGP(BaseEstimator):
             everyone[self._grbcm[2]] = weights
             return everyone
         return weights
-
-    # ---- temperature -----------------------------------------------------------------------
-
-    @property
-    def temperature_(self) -> float:
-        """The temperature that `predict` uses."""
-        check_is_fitted(self)
-        return float(self._setting({}).temperature)
-
-    @property
-    def aggregation_(self) -> str:
-        """The rule that `predict` uses."""
-        check_is_fitted(self)
-        return self._setting({}).aggregation
-
-    @property
-    def temperature_curve_(self) -> tuple[Array, Array]:
-        """Temperatures, and the NLPD of training rows under them, each left out of its own expert
-        (after `calibrate`, of the rows given to it); of y in standardised units."""
-        check_is_fitted(self)
-        found = self._curve(self._tempered())
-        return found.temperatures, found.nlpd
-
-    def calibrate(self, X: Any, y: Any) -> Self:
-        """Chooses the temperature anew, on rows that were held out instead of by leave-one-out;
-        needs temperature="auto"."""
-        new, setting = self._new_rows(X), self._tempered()
-        targets = self._new_targets(y, len(new))
-        if not _is_auto(self.temperature):
-            raise ValueError(
-                f"temperature={self.temperature!r} was given, and calibrate() chooses it: "
-                "set_params(temperature='auto') first."
-            )
-        committee, prior = self._committee_and_prior(setting.aggregation, new)
-        with (
-            committee.engine(self.n_jobs) as engine,
-            self._progress("calibrating", len(new), "row") as bar,
-        ):
-            committee.prepare_once(engine)
-            self._curves[_key(setting)] = calibration.curve(
-                committee, new, setting, prior, engine, self._log_density(targets), bar.update
-            )
-        return self
-
-    def _tempered(self) -> Setting:
-        """The estimator's setting but for its temperature, which it must have."""
-        rule = "gpoe" if _is_auto(self.aggregation) else self.aggregation
-        setting = self._setting({"temperature": calibration.INDIFFERENT, "aggregation": rule})
-        if not calibration.has_temperature(setting):
-            raise ValueError(
-                f"aggregation={self.aggregation!r} with weighting={self.weighting!r} has no "
-                "temperature."
-            )
-        return setting
-
-    def _new_targets(self, y: Any, n: int) -> Array:
-        """Targets of n new rows as the committee knows them."""
-        raise NotImplementedError
-
-    def _curve(self, setting: Setting) -> calibration.Curve:
-        """NLPD over the temperatures for a rule, by leave-one-out; it is worked out once."""
-        key = _key(setting)
-        if key not in self._curves:
-            self._curves[key] = self._leave_one_out(setting)
-            if self.verbose:
-                self._say(setting, self._curves[key])
-        return self._curves[key]
-
-    def _leave_one_out(self, setting: Setting) -> calibration.Curve:
-        rows, base = self._calibration_rows, self._committee
-        if base.n_experts == 1:
-            return calibration.Curve(calibration.GRID, np.zeros(len(calibration.GRID)))
-        if setting.aggregation == "grbcm" and self._communication is not None:
-            rows = np.setdiff1d(rows, self._communication)
-            if not len(rows):
-                return calibration.Curve(calibration.GRID, np.zeros(len(calibration.GRID)))
-        new, targets = base.inputs(rows), base.targets(rows)
-        committee, prior = self._committee_and_prior(setting.aggregation, new)
-        if setting.aggregation == "grbcm" and self._grbcm is not None:
-            rows = self._grbcm[3][rows]
-        with (
-            committee.engine(self.n_jobs) as engine,
-            self._progress("calibrating", len(new), "row") as bar,
-        ):
-            committee.prepare_once(engine)
-            without = calibration.LeaveOneOut(committee, rows, engine)
-            return calibration.curve(
-                without, new, setting, prior, engine, self._log_density(targets), bar.update
-            )
-
-    @property
-    def aggregation_scores_(self) -> dict[str, float]:
-        """NLPD by leave-one-out of the rules that aggregation="auto" chose from, of y in
-        standardised units; empty where nothing was compared."""
-        check_is_fitted(self)
-        if not _is_auto(self.aggregation):
-            return {}
-        return dict(self._compared(self._setting({"aggregation": "gpoe"})).scores)
-
-    @property
-    def deviation_scale_(self) -> float:
-        """What predictive deviations are multiplied by. With aggregation="auto" it is the root mean
-        square of (y − mean) / deviation at training rows, each left out of its own expert, where
-        that gains at least 0.01 in their NLPD; otherwise 1."""
-        check_is_fitted(self)
-        return self._setting({}).scale
-
-    def _compared(self, setting: Setting) -> calibration.Comparison:
-        """The two rules at training rows, each left out of its own expert: "gpoe", or "nested"
-        where it gains enough for its cost; it is worked out once."""
-        committee, key = self._committee, replace(setting, aggregation="gpoe", space="f")
-        if not committee.is_exact or committee.n_experts == 1:
-            return calibration.Comparison({}, "gpoe")
-        if key not in self._rules:
-            rows = self._calibration_rows
-            new, targets = committee.inputs(rows), committee.targets(rows)
-            prior, density = self._committee_and_prior("gpoe", new)[1], self._log_density(targets)
-            with committee.engine(self.n_jobs) as engine:
-                committee.prepare_once(engine)
-                without: Any = calibration.LeaveOneOut(committee, rows, engine)
-                one = stream(without, new, [key], prior, engine)[0]
-                other = nested(without, new, setting.n_nearest, engine)
-
-            def judged(mean: Array, var: Array) -> tuple[Array, float]:
-                values = density(key, mean, var)
-                if self.max_iter == 0:  # θ was given, and so are the deviations
-                    return values, 1.0
-                z = (targets - mean) / np.sqrt(var + self._noise())
-                return calibration.scaled(values, z)
-
-            found = calibration.Comparison.of("gpoe", judged(*one), "nested", judged(*other))
-            if self.verbose:
-                scores = ", ".join(f"{rule} {v:.4f}" for rule, v in found.scores.items())
-                print(f"aggregation: {found.chosen}; NLPD by leave-one-out: {scores}")
-                if found.scale != 1.0:
-                    print(f"deviations are multiplied by {found.scale:.3g}")
-            self._rules[key] = found
-        return self._rules[key]
-
-    def _log_density(self, targets: Array) -> Callable[[Setting, Array, Array], Array]:
-        """log p of targets as a function of a setting and of latent moments in the committee's
-        unit."""
-        committee = self._committee
-        likelihood, unit = getattr(committee, "likelihood", None), committee.unit
-
-        def function(setting: Setting, mean: Array, var: Array) -> Array:
-            if isinstance(likelihood, Classification):
-                mean, var = (v.reshape(len(v), -1) for v in (mean, var))
-                return likelihood.log_density(targets, unit * mean, unit**2 * var)
-            if isinstance(likelihood, Poisson):
-                return likelihood.log_density(targets, unit * mean, unit**2 * var)
-            noise = committee.theta.noise_variance if setting.space == "f" else 0.0
-            return log_density(targets, mean, np.sqrt(var + noise))
-
-        return function
-
-    def _say(self, setting: Setting, found: calibration.Curve) -> None:
-        what = f"temperature of {setting.aggregation} with {setting.weighting}"
-        if found.matters:
-            chosen = found.chosen(self._committee.n_experts)
-            print(f"{what}: {chosen:.3g}, NLPD by leave-one-out {found.nlpd.min():.4f}")
-        else:
-            print(f"{what}: it does not matter here, all predict alike")
-
-    def _setting(self, changes: Mapping[str, Any], fitting: bool = False) -> Setting:
-        names = self._setting_names
-        unknown = set(changes) - set(names)
-        if unknown:
-            raise ValueError(
-                f"A setting has {', '.join(sorted(map(repr, unknown)))}; it may have: "
-                f"{', '.join(names)}."
-            )
-        given = {"space": "f"} | {name: getattr(self, name) for name in names} | dict(changes)
-        automatic, best_rule = _is_auto(given["temperature"]), _is_auto(given["aggregation"])
-        if automatic:
-            given["temperature"] = calibration.INDIFFERENT
-        if best_rule:
-            given["aggregation"] = "gpoe"
-        setting = Setting(**given)
-        sparse = self._is_sparse() if fitting else not self._committee.is_exact
-        if setting.aggregation in ("grbcm", "nested") and sparse:
-            raise ValueError(
-                f"aggregation={setting.aggregation!r} needs exact experts, and these are sparse. "
-                "Choose another rule, or for a Gaussian likelihood n_inducing=None."
-            )
-        if fitting:
-            return setting
-        if automatic and calibration.has_temperature(setting):
-            chosen = self._curve(setting).chosen(self._committee.n_experts)
-            setting = replace(setting, temperature=chosen)
-        if best_rule:
-            found = self._compared(setting)
-            setting = replace(setting, aggregation=found.chosen, scale=found.scale)
-        return setting
 
     def _new_rows(self, X: Any) -> Array:
         check_is_fitted(self)
@@ -513,17 +308,6 @@ class ExpertGP(BaseEstimator):
         unit = self._committee.unit
         return chosen, [(unit * mean, unit**2 * var) for mean, var in results]
 
-    def _stream(
-        self, committee: Any, new: Array, settings: list[Setting],
-        prior: Prior,
-    ) -> list[tuple[Array, Array]]:  # fmt: skip
-        with (
-            committee.engine(self.n_jobs) as engine,
-            self._progress("predicting", len(new), "row") as bar,
-        ):
-            committee.prepare_once(engine)
-            return stream(committee, new, settings, prior, engine, bar.update)
-
     def _routed(
         self, new: Array, settings: list[Setting], prior: Prior, asked: int
     ) -> list[tuple[Array, Array]]:
@@ -535,49 +319,6 @@ class ExpertGP(BaseEstimator):
             committee.prepare_once(engine)
             guide = self._guided(engine)
             return routing.routed(committee, new, settings, prior, guide, asked, engine, bar.update)
-
-    def _guided(self, engine: LocalEngine) -> routing.Guide:
-        if self._guide is None:
-            self._guide = routing.Guide(self._committee, engine)
-        return self._guide
-
-    def _noise(self) -> float:
-        """The noise variance of y, where it has one beside the latent function."""
-        likelihood = getattr(self._committee, "likelihood", Gaussian())
-        return self._committee.theta.noise_variance if isinstance(likelihood, Gaussian) else 0.0
-
-    def _route(self, setting: Setting) -> int:
-        """How many experts are asked under a setting (by the nested rule, to find the most
-        confident); 0 where everyone is asked. It is worked out once."""
-        committee, key = self._committee, (setting, float(self.routing_tol))
-        if self.routing is None or not routing.has_route(setting):
-            return 0
-        if committee.n_experts < routing.LEAST_EXPERTS:
-            return 0
-        if key not in self._routes:
-            is_nested = setting.aggregation == "nested"
-            limit = routing.AUDITED_NESTED if is_nested else routing.AUDITED
-            rows = self._calibration_rows
-            rows = rows[:: -(-len(rows) // limit)]
-            new = committee.inputs(rows)
-            with committee.engine(self.n_jobs) as engine:
-                committee.prepare_once(engine)
-                without: Any = calibration.LeaveOneOut(committee, rows, engine)
-                guide = self._guided(engine)
-                if is_nested:
-                    self._routes[key] = routing.audit_nested(
-                        lambda asked: nested(
-                            without, new, setting.n_nearest, engine,
-                            None if asked is None else Route(guide, asked),
-                        ), setting.n_nearest, committee.n_experts, self._noise(), self.routing_tol,
-                    )  # fmt: skip
-                else:
-                    prior = self._committee_and_prior("", new)[1]
-                    self._routes[key] = routing.audit(
-                        without, new, setting, prior, self._noise(), guide, self.routing_tol,
-                        engine,
-                    )  # fmt: skip
-        return self._routes[key]
 
     def _nested(self, new: Array, setting: Setting) -> tuple[Array, Array]:
         committee, asked = self._committee, self._route(setting)
@@ -600,21 +341,6 @@ class ExpertGP(BaseEstimator):
             means, variances = zip(*blocks, strict=True)
         return np.concatenate(means), np.concatenate(variances)
 
-    def _committee_and_prior(self, aggregation: str, new: Array) -> tuple[Any, Prior]:
-        """The experts to ask and what they fall back to: for grBCM, experts that know the
-        communication set as well, and the communication expert."""
-        if aggregation != "grbcm":
-            committee = self._committee
-            return committee, Prior(0.0, committee.theta.signal_variance / committee.unit**2)
-        if self._grbcm is None:
-            if not self._committee.is_exact or self._communication is None:
-                raise RuntimeError("a sparse committee has no communication set")
-            self._grbcm = self._committee.with_communication(self._communication)
-        augmented, communication, *_ = self._grbcm
-        setting = Setting("poe", "ones", 0.0, None, "f")  # one expert's product is the expert
-        mean, var = self._stream(communication, new, [setting], Prior(0.0, 1.0))[0]
-        return augmented, Prior(mean, var)
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves the fitted model as a folder, `model.json` and its arrays, for `healgp.load`.
 
@@ -632,21 +358,12 @@ class ExpertGP(BaseEstimator):
             return state
         # as pairs, for formats whose dicts have plain keys only
         pairs = {name: list(state[name].items()) for name in _CHOSEN}
-        return state | {"_grbcm": None, "_guide": None, "_centres": None} | pairs
+        return state | persistence.made_again() | pairs
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_committee" in state:
             state = state | {name: dict(state[name]) for name in _CHOSEN}
         super().__setstate__(state)
-
-
-def _is_auto(value: Any) -> bool:
-    return isinstance(value, str) and value == "auto"
-
-
-def _key(setting: Setting) -> Setting:
-    """A setting but for its temperature."""
-    return replace(setting, temperature=calibration.INDIFFERENT)
 
 
 def _reporter(bar: tqdm, what: str, curve: list[float]) -> training.Report:

@@ -8,7 +8,8 @@ from typing import Any, Self
 import numpy as np
 
 from healgp import calibration, streaming
-from healgp.estimators.base import ExpertGP, _is_auto
+from healgp.estimators.base import ExpertGP
+from healgp.estimators.choosing import is_auto
 from healgp.experts.committee import Committee
 
 #: Scaled values must be below this, so that their squares do not overflow.
@@ -85,6 +86,7 @@ class PartialFit(ExpertGP):
                 touched = np.array([part.expert for part in change.parts])
                 self._guide.update(committee, touched, engine)
         self._arrivals, self._grbcm = arrivals, None
+        self._left_out.clear()
         self._calibration_rows = change.follow(self._calibration_rows)
         if self._communication is not None:
             self._communication = change.follow(self._communication)
@@ -97,7 +99,7 @@ class PartialFit(ExpertGP):
     def set_params(self, **params: Any) -> Self:
         super().set_params(**params)
         arrivals = getattr(self, "_arrivals", None)
-        asks = any(_is_auto(params.get(name)) for name in ("temperature", "aggregation"))
+        asks = any(is_auto(params.get(name)) for name in ("temperature", "aggregation"))
         if asks and arrivals is not None:
             self._curves.clear()
             self._rules.clear()

@@ -1,0 +1,325 @@
+"""What a fitted model chooses by itself, from training rows that are left out of their own expert:
+the temperature, the rule, the scale of its deviations, and how many experts are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+from tqdm import tqdm
+
+from healgp import calibration, routing
+from healgp.engines.local import LocalEngine
+from healgp.likelihoods import Classification, Gaussian, Poisson
+from healgp.metrics import log_density
+from healgp.nested import Route, nested
+from healgp.prediction import Prior, Setting, stream
+
+Array = np.ndarray
+
+
+class Choosing(BaseEstimator):
+    """A committee, and the settings under which its experts are combined."""
+
+    #: What a setting of `predict_many` may change.
+    _setting_names: tuple[str, ...] = ("aggregation", "weighting", "temperature",
+                                       "normalize_weights")  # fmt: skip
+
+    _grbcm: tuple[Any, Any, Array, Array] | None
+    _guide: routing.Guide | None
+    _curves: dict[Setting, calibration.Curve]
+    _rules: dict[Setting, calibration.Comparison]
+    _routes: dict[tuple[Setting, float], int]
+    _left_out: dict[Setting, tuple[Array, Array]]
+
+    @property
+    def temperature_(self) -> float:
+        """The temperature that `predict` uses."""
+        check_is_fitted(self)
+        return float(self._setting({}).temperature)
+
+    @property
+    def aggregation_(self) -> str:
+        """The rule that `predict` uses."""
+        check_is_fitted(self)
+        return self._setting({}).aggregation
+
+    @property
+    def temperature_curve_(self) -> tuple[Array, Array]:
+        """Temperatures, and the NLPD of training rows under them, each left out of its own expert
+        (after `calibrate`, of the rows given to it); of y in standardised units."""
+        check_is_fitted(self)
+        found = self._curve(self._tempered())
+        return found.temperatures, found.nlpd
+
+    def calibrate(self, X: Any, y: Any) -> Self:
+        """Chooses the temperature anew, on rows that were held out instead of by leave-one-out;
+        needs temperature="auto"."""
+        new, setting = self._new_rows(X), self._tempered()
+        targets = self._new_targets(y, len(new))
+        if not is_auto(self.temperature):
+            raise ValueError(
+                f"temperature={self.temperature!r} was given, and calibrate() chooses it: "
+                "set_params(temperature='auto') first."
+            )
+        committee, prior = self._committee_and_prior(setting.aggregation, new)
+        with (
+            committee.engine(self.n_jobs) as engine,
+            self._progress("calibrating", len(new), "row") as bar,
+        ):
+            committee.prepare_once(engine)
+            settings = calibration.settings(setting, committee)
+            found = stream(committee, new, settings, prior, engine, bar.update)
+        curve = calibration.Curve.of(settings, found, self._log_density(targets))
+        self._curves[_key(setting)] = curve
+        return self
+
+    def _tempered(self) -> Setting:
+        """The estimator's setting but for its temperature, which it must have."""
+        rule = "gpoe" if is_auto(self.aggregation) else self.aggregation
+        setting = self._setting({"temperature": calibration.INDIFFERENT, "aggregation": rule})
+        if not calibration.has_temperature(setting):
+            raise ValueError(
+                f"aggregation={self.aggregation!r} with weighting={self.weighting!r} has no "
+                "temperature."
+            )
+        return setting
+
+    def _new_targets(self, y: Any, n: int) -> Array:
+        """Targets of n new rows as the committee knows them."""
+        raise NotImplementedError
+
+    def _curve(self, setting: Setting) -> calibration.Curve:
+        """NLPD over the temperatures for a rule, by leave-one-out; it is worked out once."""
+        key = _key(setting)
+        if key not in self._curves:
+            self._curves[key] = self._leave_one_out(setting)
+            if self.verbose:
+                self._say(setting, self._curves[key])
+        return self._curves[key]
+
+    def _leave_one_out(self, setting: Setting) -> calibration.Curve:
+        rows, base = self._calibration_rows, self._committee
+        if base.n_experts == 1:
+            return calibration.Curve(calibration.GRID, np.zeros(len(calibration.GRID)))
+        if setting.aggregation == "grbcm" and self._communication is not None:
+            rows = np.setdiff1d(rows, self._communication)
+            if not len(rows):
+                return calibration.Curve(calibration.GRID, np.zeros(len(calibration.GRID)))
+        settings = calibration.settings(setting, base)
+        found = self._without(rows, settings)
+        if setting.aggregation != "grbcm":  # what else is chosen asks about the same rows
+            self._left_out |= dict(zip(settings, found, strict=True))
+        return calibration.Curve.of(settings, found, self._log_density(base.targets(rows)))
+
+    def _without(self, rows: Array, settings: list[Setting]) -> list[tuple[Array, Array]]:
+        """Latent moments at training rows, each left out of its own expert, under settings of one
+        rule."""
+        new = self._committee.inputs(rows)
+        committee, prior = self._committee_and_prior(settings[0].aggregation, new)
+        if settings[0].aggregation == "grbcm" and self._grbcm is not None:
+            rows = self._grbcm[3][rows]
+        with (
+            committee.engine(self.n_jobs) as engine,
+            self._progress("calibrating", len(new), "row") as bar,
+        ):
+            committee.prepare_once(engine)
+            without: Any = calibration.LeaveOneOut(committee, rows, engine)
+            return stream(without, new, settings, prior, engine, bar.update)
+
+    def _everyone(self, setting: Setting) -> tuple[Array, Array]:
+        """Latent moments at the rows that everything is chosen on, under a setting."""
+        if setting not in self._left_out:
+            self._left_out[setting] = self._without(self._calibration_rows, [setting])[0]
+        return self._left_out[setting]
+
+    @property
+    def aggregation_scores_(self) -> dict[str, float]:
+        """NLPD by leave-one-out of the rules that aggregation="auto" chose from, of y in
+        standardised units; empty where nothing was compared."""
+        check_is_fitted(self)
+        if not is_auto(self.aggregation):
+            return {}
+        return dict(self._compared(self._setting({"aggregation": "gpoe"})).scores)
+
+    @property
+    def deviation_scale_(self) -> float:
+        """What predictive deviations are multiplied by. With aggregation="auto" it is the root mean
+        square of (y − mean) / deviation at training rows, each left out of its own expert, where
+        that gains at least 0.01 in their NLPD; otherwise 1."""
+        check_is_fitted(self)
+        return self._setting({}).scale
+
+    def _compared(self, setting: Setting) -> calibration.Comparison:
+        """The two rules at training rows, each left out of its own expert: "gpoe", or "nested"
+        where it gains enough for its cost; it is worked out once."""
+        committee, key = self._committee, replace(setting, aggregation="gpoe", space="f")
+        if not committee.is_exact or committee.n_experts == 1:
+            return calibration.Comparison({}, "gpoe")
+        if key not in self._rules:
+            rows = self._calibration_rows
+            new, targets = committee.inputs(rows), committee.targets(rows)
+            one, density = self._everyone(key), self._log_density(targets)
+            with committee.engine(self.n_jobs) as engine:
+                committee.prepare_once(engine)
+                without: Any = calibration.LeaveOneOut(committee, rows, engine)
+                other = nested(without, new, setting.n_nearest, engine)
+
+            def judged(mean: Array, var: Array) -> tuple[Array, float]:
+                values = density(key, mean, var)
+                if self.max_iter == 0:  # θ was given, and so are the deviations
+                    return values, 1.0
+                z = (targets - mean) / np.sqrt(var + self._noise())
+                return calibration.scaled(values, z)
+
+            found = calibration.Comparison.of("gpoe", judged(*one), "nested", judged(*other))
+            if self.verbose:
+                scores = ", ".join(f"{rule} {v:.4f}" for rule, v in found.scores.items())
+                print(f"aggregation: {found.chosen}; NLPD by leave-one-out: {scores}")
+                if found.scale != 1.0:
+                    print(f"deviations are multiplied by {found.scale:.3g}")
+            self._rules[key] = found
+        return self._rules[key]
+
+    def _log_density(self, targets: Array) -> Callable[[Setting, Array, Array], Array]:
+        """log p of targets as a function of a setting and of latent moments in the committee's
+        unit."""
+        committee = self._committee
+        likelihood, unit = getattr(committee, "likelihood", None), committee.unit
+
+        def function(setting: Setting, mean: Array, var: Array) -> Array:
+            if isinstance(likelihood, Classification):
+                mean, var = (v.reshape(len(v), -1) for v in (mean, var))
+                return likelihood.log_density(targets, unit * mean, unit**2 * var)
+            if isinstance(likelihood, Poisson):
+                return likelihood.log_density(targets, unit * mean, unit**2 * var)
+            noise = committee.theta.noise_variance if setting.space == "f" else 0.0
+            return log_density(targets, mean, np.sqrt(var + noise))
+
+        return function
+
+    def _say(self, setting: Setting, found: calibration.Curve) -> None:
+        what = f"temperature of {setting.aggregation} with {setting.weighting}"
+        if found.matters:
+            chosen = found.chosen(self._committee.n_experts)
+            print(f"{what}: {chosen:.3g}, NLPD by leave-one-out {found.nlpd.min():.4f}")
+        else:
+            print(f"{what}: it does not matter here, all predict alike")
+
+    def _setting(self, changes: Mapping[str, Any], fitting: bool = False) -> Setting:
+        names = self._setting_names
+        unknown = set(changes) - set(names)
+        if unknown:
+            raise ValueError(
+                f"A setting has {', '.join(sorted(map(repr, unknown)))}; it may have: "
+                f"{', '.join(names)}."
+            )
+        given = {"space": "f"} | {name: getattr(self, name) for name in names} | dict(changes)
+        automatic, best_rule = is_auto(given["temperature"]), is_auto(given["aggregation"])
+        if automatic:
+            given["temperature"] = calibration.INDIFFERENT
+        if best_rule:
+            given["aggregation"] = "gpoe"
+        setting = Setting(**given)
+        sparse = self._is_sparse() if fitting else not self._committee.is_exact
+        if setting.aggregation in ("grbcm", "nested") and sparse:
+            raise ValueError(
+                f"aggregation={setting.aggregation!r} needs exact experts, and these are sparse. "
+                "Choose another rule, or for a Gaussian likelihood n_inducing=None."
+            )
+        if fitting:
+            return setting
+        if automatic and calibration.has_temperature(setting):
+            chosen = self._curve(setting).chosen(self._committee.n_experts)
+            setting = replace(setting, temperature=chosen)
+        if best_rule:
+            found = self._compared(setting)
+            setting = replace(setting, aggregation=found.chosen, scale=found.scale)
+        return setting
+
+    def _route(self, setting: Setting) -> int:
+        """How many experts are asked under a setting (by the nested rule, to find the most
+        confident); 0 where everyone is asked. It is worked out once."""
+        committee, key = self._committee, (setting, float(self.routing_tol))
+        if self.routing is None or not routing.has_route(setting):
+            return 0
+        if committee.n_experts < routing.LEAST_EXPERTS:
+            return 0
+        if key not in self._routes:
+            is_nested = setting.aggregation == "nested"
+            limit = routing.AUDITED_NESTED if is_nested else routing.AUDITED
+            part = slice(None, None, -(-len(self._calibration_rows) // limit))
+            rows = self._calibration_rows[part]
+            new = committee.inputs(rows)
+            everyone = None if is_nested else self._everyone(replace(setting, scale=1.0))
+            with committee.engine(self.n_jobs) as engine:
+                committee.prepare_once(engine)
+                without: Any = calibration.LeaveOneOut(committee, rows, engine)
+                guide = self._guided(engine)
+                if everyone is None:
+                    self._routes[key] = routing.audit_nested(
+                        lambda asked: nested(
+                            without, new, setting.n_nearest, engine,
+                            None if asked is None else Route(guide, asked),
+                        ), setting.n_nearest, committee.n_experts, self._noise(), self.routing_tol,
+                    )  # fmt: skip
+                else:
+                    prior = self._committee_and_prior("", new)[1]
+                    expected = everyone[0][part], everyone[1][part]
+                    self._routes[key] = routing.audit(
+                        without, new, setting, expected, prior, self._noise(), guide,
+                        self.routing_tol, engine,
+                    )  # fmt: skip
+        return self._routes[key]
+
+    def _guided(self, engine: LocalEngine) -> routing.Guide:
+        if self._guide is None:
+            self._guide = routing.Guide(self._committee, engine)
+        return self._guide
+
+    def _noise(self) -> float:
+        """The noise variance of y, where it has one beside the latent function."""
+        likelihood = getattr(self._committee, "likelihood", Gaussian())
+        return self._committee.theta.noise_variance if isinstance(likelihood, Gaussian) else 0.0
+
+    def _committee_and_prior(self, aggregation: str, new: Array) -> tuple[Any, Prior]:
+        """The experts to ask and what they fall back to: for grBCM, experts that know the
+        communication set as well, and the communication expert."""
+        if aggregation != "grbcm":
+            committee = self._committee
+            return committee, Prior(0.0, committee.theta.signal_variance / committee.unit**2)
+        if self._grbcm is None:
+            if not self._committee.is_exact or self._communication is None:
+                raise RuntimeError("a sparse committee has no communication set")
+            self._grbcm = self._committee.with_communication(self._communication)
+        augmented, communication, *_ = self._grbcm
+        setting = Setting("poe", "ones", 0.0, None, "f")  # one expert's product is the expert
+        mean, var = self._stream(communication, new, [setting], Prior(0.0, 1.0))[0]
+        return augmented, Prior(mean, var)
+
+    def _stream(
+        self, committee: Any, new: Array, settings: list[Setting],
+        prior: Prior,
+    ) -> list[tuple[Array, Array]]:  # fmt: skip
+        with (
+            committee.engine(self.n_jobs) as engine,
+            self._progress("predicting", len(new), "row") as bar,
+        ):
+            committee.prepare_once(engine)
+            return stream(committee, new, settings, prior, engine, bar.update)
+
+    def _progress(self, what: str, total: int, unit: str) -> tqdm:
+        return tqdm(total=total, desc=what, unit=unit, disable=not self.verbose)
+
+
+def is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value == "auto"
+
+
+def _key(setting: Setting) -> Setting:
+    """A setting but for its temperature."""
+    return replace(setting, temperature=calibration.INDIFFERENT)
