@@ -166,12 +166,10 @@ def paper() -> str:
         each = _best(lambda: committee.objective(committee.theta, threads)) / len(X)
         ready = _best(lambda: committee.prepare(threads)) / len(X)
         full = _best(lambda: committee.moments(new, 0, 16, threads)) / (16 * len(new))
-        guide = model._guided(threads)
-        setting = model._setting({})
-        prior = model._committee_and_prior("gpoe", new)[1]
-        brief = _best(
-            lambda: guide.confident(new, 16, [setting], prior, 0.1, threads)
-        ) / (J * len(new))  # fmt: skip
+        guide, block, in_brief = model._guided(threads), new[:512], min(256, J - 1)
+        near = _best(lambda: guide.near(block, in_brief)) / (J * len(block))
+        numbers = guide.near(block, in_brief)
+        brief = _best(lambda: guide.brief.moments(block, numbers)) / numbers.size
     evaluations, asked, rows = 50, 32, []
     for N, workers in ((10**7, 8), (10**8, 100), (10**9, 1000)):
         experts = N // m
@@ -179,7 +177,7 @@ def paper() -> str:
         scheduler_s = 3.5e-3 * n_shards  # as `scheduler` measures it
         once = N * each / workers + scheduler_s
         hours = (evaluations * once + N * ready / workers) / 3600
-        answer = experts * brief + asked * full
+        answer = experts * near + 256 * brief + asked * full
         rows.append([
             f"10^{int(np.log10(N))}", f"{experts:,}", workers, n_shards, f"{once:.1f}",
             f"{hours:.2f}", f"{8 * (D + 4) * experts / 2**20:.1f}",
@@ -193,12 +191,14 @@ def paper() -> str:
     return (
         f"Measured here, one core, D = {D}, experts of {m} rows: an evaluation of the objective "
         f"{1e6 * each:.1f} µs a row, factors {1e6 * ready:.1f} µs a row, an expert asked in full "
-        f"{1e6 * full:.1f} µs, in brief {1e6 * brief:.2f} µs. With them: an evaluation is rows × "
+        f"{1e6 * full:.1f} µs, in brief {1e6 * brief:.2f} µs, and {1e9 * near:.0f} ns to see how far it "
+        f"is. With them: an evaluation is rows × "
         f"{1e6 * each:.1f} µs / workers + 3.5 ms of the scheduler for each shard; training is "
         f"{evaluations} of them on all experts (progressive training needs far fewer rows); each "
         f"sends {8 * (D + 3)} bytes to every shard and 8 (D + 4) bytes for each expert back; "
         "factors are packed, 4 (m + 1) bytes a row, and where they do not fit they are made again; "
-        f"a prediction asks every expert in brief and {asked} in full.\n\n" + table(head, rows)
+        f"a prediction sees how far every expert is, asks 256 in brief and {asked} in full.\n\n"
+        + table(head, rows)
     )
 
 

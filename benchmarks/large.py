@@ -67,23 +67,28 @@ def routed() -> str:
 def growth() -> str:
     """µs per row against the number of experts, hyperparameters given."""
     rng, rows = np.random.default_rng(0), []
-    for J in (100, 300, 1000, 3000, 5000):
-        X = rng.uniform(-3, 3, (100 * J, 3))
+    cases = [(J, denser) for denser in (False, True) for J in (100, 300, 1000, 3000, 5000)]
+    for J, denser in cases:
+        side = 6.0 if denser else 6.0 * (J / 100) ** (1 / 3)
+        X, new = rng.uniform(0, side, (100 * J, 3)), rng.uniform(0, side, (_ROWS, 3))
         y = np.sin(2 * X[:, 0]) * np.cos(X[:, 1]) + 0.1 * rng.standard_normal(len(X))
-        new = rng.uniform(-3, 3, (_ROWS, 3))
         model, _ = fitted(
             X, y, points_per_expert=100, kernel="rbf", partition_metric="plain", max_iter=0,
-            lengthscale=0.5, noise_variance=0.02, aggregation="gpoe", temperature=100.0,
+            lengthscale=1.0, signal_variance=0.25, noise_variance=0.01, aggregation="gpoe",
+            temperature=100.0, standardize=False,
         )  # fmt: skip
         _, audit = timed(lambda: model.predict(new[:1]))  # noqa: B023
         _, fast = timed(lambda: model.predict(new))  # noqa: B023
-        some = new[: max(200_000 // J, 100)]
+        some, asked = new[: max(200_000 // J, 100)], model._route(model._setting({})) or J
         model.set_params(routing=None)
         _, slow = timed(lambda: model.predict(some))  # noqa: B023
-        rows.append([J, f"{1e6 * fast / len(new):.0f}", f"{1e6 * slow / len(some):.0f}",
-                     f"{audit:.1f}"])  # fmt: skip
+        rows.append([
+            "the same, more densely" if denser else "larger, as densely", J, asked,
+            f"{1e6 * fast / len(new):.0f}", f"{1e6 * slow / len(some):.0f}", f"{audit:.1f}",
+        ])  # fmt: skip
         print(rows[-1], flush=True)
-    head = ["experts", "routed, µs per row", "everyone, µs per row", "first prediction, s"]
+    head = ["more rows fill a space that is", "experts", "asked in full", "routed, µs per row",
+            "everyone, µs per row", "first prediction, s"]  # fmt: skip
     return "Experts of 100 rows in three dimensions, gPoE at T = 100.\n\n" + table(head, rows)
 
 

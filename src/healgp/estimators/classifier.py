@@ -67,8 +67,8 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         Most iterations of L-BFGS-B for the kernel, and again for the inducing inputs. 0 keeps the
         starting values.
     routing : {"auto", None}, default="auto"
-        "auto" has all experts say in brief what they think of a row, and asks the most confident of
-        them in full, where weights are a softmax and there are 32
+        "auto" has near experts say in brief what they think of a row, and asks the most confident
+        of them in full, where weights are a softmax and there are 32
         experts or more; training rows have shown before that it agrees with asking everyone. None
         asks everyone.
     routing_tol : float, default=1e-3

@@ -100,8 +100,8 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
         ends with all. "full" trains on all from the start. For exact experts; sparse ones are
         always trained in full.
     routing : {"auto", None}, default="auto"
-        "auto" has all experts say in brief what they think of a row, and asks the most confident of
-        them in full, where weights are a softmax or the rule is "nested" and there are 32
+        "auto" has near experts say in brief what they think of a row, and asks the most confident
+        of them in full, where weights are a softmax or the rule is "nested" and there are 32
         experts or more; training rows have shown before that it agrees with asking everyone. None
         asks everyone.
     routing_tol : float, default=1e-3
