@@ -191,8 +191,8 @@ def paper() -> str:
     return (
         f"Measured here, one core, D = {D}, experts of {m} rows: an evaluation of the objective "
         f"{1e6 * each:.1f} µs a row, factors {1e6 * ready:.1f} µs a row, an expert asked in full "
-        f"{1e6 * full:.1f} µs, in brief {1e6 * brief:.2f} µs, and {1e9 * near:.0f} ns to see how far it "
-        f"is. With them: an evaluation is rows × "
+        f"{1e6 * full:.1f} µs, in brief {1e6 * brief:.2f} µs, and {1e9 * near:.0f} ns to see how "
+        "far it is. With them: an evaluation is rows × "
         f"{1e6 * each:.1f} µs / workers + 3.5 ms of the scheduler for each shard; training is "
         f"{evaluations} of them on all experts (progressive training needs far fewer rows); each "
         f"sends {8 * (D + 3)} bytes to every shard and 8 (D + 4) bytes for each expert back; "
