@@ -79,7 +79,7 @@ def growth() -> str:
         )  # fmt: skip
         _, audit = timed(lambda: model.predict(new[:1]))  # noqa: B023
         _, fast = timed(lambda: model.predict(new))  # noqa: B023
-        some, asked = new[: max(200_000 // J, 100)], model._route(model._setting({})) or J
+        some, asked = new[: max(200_000 // J, 100)], model._route(model._setting({})).experts or J
         model.set_params(routing=None)
         _, slow = timed(lambda: model.predict(some))  # noqa: B023
         rows.append([
@@ -162,7 +162,7 @@ def all_flights() -> None:
     about = (
         f"{len(X):,} rows to fit, {len(new):,} to predict; {model.n_experts_:,} experts, kernel "
         f"{model.kernel_}, rule {model.aggregation_}, T = {model.temperature_:.3g}, "
-        f"{model._route(model._setting({}))} experts asked in full."
+        f"{model._route(model._setting({})).experts} experts asked in full at most."
     )
     del model
     sparse, fit = fitted(X, y, points_per_expert=None, n_inducing=500, kernel="rbf", max_iter=20)

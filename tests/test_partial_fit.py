@@ -147,7 +147,7 @@ def many():
 def test_with_routing(many, rule):
     X, y, model = many
     settings, new = [dict(aggregation=rule, n_nearest=3)], rows(200, 1)[0]
-    assert model._route(model._setting(settings[0])) > 0
+    assert model._route(model._setting(settings[0])).experts > 0
     (ours,), (expected,) = (m.predict_many(new, settings) for m in (model, at_once(model, X, y)))
     np.testing.assert_allclose(ours, expected, rtol=1e-8)
 

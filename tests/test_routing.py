@@ -10,6 +10,7 @@ from healgp import ExpertGPClassifier, ExpertGPRegressor, aggregation, routing
 from healgp.engines.local import LocalEngine
 from healgp.experts.brief import Brief
 from healgp.prediction import Prior, Setting, stream
+from healgp.routing import Net
 
 PLAIN = dict(kernel="rbf", aggregation="gpoe", temperature=100.0, random_state=0)
 
@@ -47,7 +48,9 @@ def test_nearly_everyone_in_full_is_the_stream(model, hills, rule, space):
     with LocalEngine(2, committee.work) as engine:
         expected = stream(committee, new, [setting], prior, engine)[0]
         for k, tolerance in ((committee.n_experts - 1, 1e-9), (60, 1e-5)):
-            found = routing.routed(committee, new, [setting], prior, guide(model), k, engine)[0]
+            found = routing.routed(committee, new, [setting], prior, guide(model), Net(k), engine)[
+                0
+            ][0]
             np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
@@ -99,8 +102,8 @@ def test_routed_agrees_with_everyone(model, hills, temperature):
 
 
 def test_few_experts_are_asked(model):
-    asked = model._route(model._setting({}))
-    assert 0 < asked <= 0.25 * model.n_experts_
+    asked = model._route(model._setting({})).experts
+    assert 0 < asked <= 0.5 * model.n_experts_
 
 
 def test_the_guide_finds_the_most_confident(model, hills):
@@ -108,14 +111,15 @@ def test_the_guide_finds_the_most_confident(model, hills):
     committee = model._committee
     with LocalEngine(2, committee.work) as engine:
         _, var = committee.moments(new, 0, committee.n_experts, engine)
-        found, _ = guide(model).confident(new, 16, [], Prior(0.0, 1.0), 0.0, engine)
+        found = guide(model).confident(new, 16, [], Prior(0.0, 1.0), 0.0, engine)[0]
     best = np.argsort(var, axis=0)[:4]
     missed = [set(b) - set(f) for b, f in zip(best.T, found.T, strict=True)]
     assert np.mean([len(m) == 0 for m in missed]) > 0.97
     assert all(len(set(f)) == 16 for f in found.T)
 
 
-def test_far_experts_know_nothing_and_the_others_say_it_in_brief(hills):
+@pytest.mark.parametrize("margin", [np.inf, 0.1])
+def test_far_experts_know_nothing_and_the_others_say_it_in_brief(hills, margin):
     X, y, new = hills
     model = ExpertGPRegressor(points_per_expert=10, max_iter=0, lengthscale=0.4, **PLAIN).fit(X, y)
     committee, new, k = model._committee, model._scaling.inputs(new[:50]), 8
@@ -123,7 +127,7 @@ def test_far_experts_know_nothing_and_the_others_say_it_in_brief(hills):
     prior = model._committee_and_prior("gpoe", new)[1]
     with LocalEngine(2, committee.work) as engine:
         ours = guide(model)
-        found = routing.routed(committee, new, [setting], prior, ours, k, engine)[0]
+        found = routing.routed(committee, new, [setting], prior, ours, Net(k, margin), engine)[0][0]
         full = committee.moments(new, 0, J, engine)
     brief = ours.brief.moments(new, np.tile(np.arange(J), (50, 1)))
     inputs = [
@@ -138,6 +142,7 @@ def test_far_experts_know_nothing_and_the_others_say_it_in_brief(hills):
         near = np.argsort(apart[i])[:256]
         mean[near], var[near] = brief[0][i, near], brief[1][i, near]
         best = near[np.argsort(var[near])[:k]]
+        best = best[var[best] <= var[best[0]] + margin]
         mean[best], var[best] = full[0][best, i], full[1][best, i]
         weights = np.exp(-5.0 * var) / np.exp(-5.0 * var).sum()
         expected = aggregation.gpoe(mean[:, None], var[:, None], weights[:, None])
@@ -172,7 +177,7 @@ def test_random_experts_are_all_asked(hills):
     model = ExpertGPRegressor(
         points_per_expert=40, partition="random", **(PLAIN | dict(temperature=1.0))
     ).fit(X, y)
-    assert model._route(model._setting({})) == 0
+    assert model._route(model._setting({})).experts == 0
 
 
 @pytest.mark.parametrize(
@@ -191,7 +196,7 @@ def test_rules_in_which_every_expert_counts_have_no_route(model, changes):
 
 def test_nested_among_the_near_ones(model, hills):
     setting = model._setting(dict(aggregation="nested", n_nearest=4))
-    assert model._route(setting) > 0
+    assert model._route(setting).experts > 0
     settings = [dict(aggregation="nested", n_nearest=4)]
     routed = model.predict_many(hills[2][:1000], settings)[0]
     everyone = model.set_params(routing=None).predict_many(hills[2][:1000], settings)[0]

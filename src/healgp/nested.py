@@ -113,8 +113,9 @@ def _chosen(
     """Numbers, latent means and variances [k, n] of the most confident experts."""
     if route is None:
         return most_confident(committee, new, k, engine)
-    near, _ = route.guide.confident(new, route.asked, [], Prior(0.0, 0.0), 0.0, engine)
-    return _smallest(k, near, *ask(committee, new, near, engine))
+    near, said, _ = route.guide.confident(new, route.asked, [], Prior(0.0, 0.0), 0.0, engine)
+    ask(committee, new, near, np.ones(near.shape, dtype=bool), said, engine)
+    return _smallest(k, near, *said)
 
 
 def _covariances(

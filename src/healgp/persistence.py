@@ -26,13 +26,14 @@ from healgp.experts.sparse import SparseCommittee
 from healgp.experts.variational import Sites
 from healgp.kernels import KERNELS, Hyperparameters
 from healgp.prediction import Setting
+from healgp.routing import Net
 from healgp.streaming import Arrivals
 
 Array = np.ndarray
 
 #: Objects that may be in a saved model, and their fields that are made again.
 CLASSES = (
-    Committee, SparseCommittee, Sites, Hyperparameters, Scaling, Setting, Curve, Comparison,
+    Committee, SparseCommittee, Sites, Hyperparameters, Scaling, Setting, Curve, Comparison, Net,
     Arrivals, likelihoods.Gaussian, likelihoods.Poisson, likelihoods.Bernoulli, likelihoods.Softmax,
     likelihoods.RobustMax,
 )  # fmt: skip
@@ -49,7 +50,7 @@ FITTED: dict[str, Any] = {
     "_calibration_rows": np.ndarray,
     "_curves": dict[Setting, Curve],
     "_rules": dict[Setting, Comparison],
-    "_routes": dict[tuple[Setting, float], int],
+    "_routes": dict[tuple[Setting, float], Net],
     "_arrivals": Arrivals | None,
     "labels_": np.ndarray,
     "classes_": np.ndarray,
@@ -268,8 +269,8 @@ def _check_fitted(fitted: dict[str, Any], D: int, names: list[str] | None, cls: 
     for curve in fitted["_curves"].values():
         _floats(curve.temperatures, curve.nlpd.shape, "_curves")
         _check(curve.nlpd.ndim == 1 and curve.nlpd.size > 0, "_curves")
-    for asked in fitted["_routes"].values():
-        _check(0 <= asked <= J, "_routes")
+    for net in fitted["_routes"].values():
+        _check(0 <= net.experts < J and net.margin >= 0, "_routes")
     likelihood = getattr(committee, "likelihood", None)
     has_classes = cls == "ExpertGPClassifier"
     _check(has_classes == isinstance(likelihood, likelihoods.Classification), "likelihood")

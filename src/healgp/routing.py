@@ -6,21 +6,22 @@ the experts in brief say (`healgp.experts.brief`), at a fortieth of the cost, an
 asking in brief the distance to their rows says. Those that are asked in brief alone count with
 that, and those that are too far even for it as experts who know nothing.
 
-How many are asked in full is found by an audit: rows of the training set, each left out of its own
-expert, ask everyone, and the number is doubled until they agree within the tolerance. Where that
-does not spare most of the work, everyone is asked.
+How many are asked in full, and how much less confident than the first of them they may be, is found
+by an audit: rows of the training set, each left out of its own expert, ask everyone, and routing
+must agree with that. Where it does not spare most of the work, everyone is asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from healgp.aggregation import Gaussian
 from healgp.engines.local import LocalEngine
-from healgp.experts.brief import Brief
+from healgp.experts.brief import Brief, by_expert
 from healgp.prediction import Prior, Setting, Sums
 from healgp.weights import SCORES
 
@@ -35,8 +36,11 @@ _ROWS, _BLOCK_ROWS, _BLOCK_EXPERTS = 2**15, 512, 4096
 #: Every how manieth expert gives a region of neighbouring rows.
 _REGION = 32
 
-#: Numbers of experts that are tried, and the share of all experts that they may be.
-_ASKED, _MOST = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512), 0.25
+#: Numbers of experts that are tried; how much less confident they may be, in variance, as shares of
+#: the prior's; and the share of all experts that a row may ask on average.
+_ASKED = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_MARGINS = (0.8, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
+_MOST = 0.25
 
 #: Experts that are asked in brief, for each that is asked in full, and at least.
 _IN_BRIEF, _LEAST_IN_BRIEF = 8, 256
@@ -81,6 +85,8 @@ class Guide:
     def near(self, new: Array, n: int) -> Array:
         """The n experts [rows, n] whose rows are nearest to each of the rows `new` [rows, D]."""
         brief, Z = self.brief, new / self.brief.theta.lengthscales
+        if n == brief.n_experts:
+            return np.tile(np.arange(n), (len(new), 1))
         found, apart = np.empty((2, len(new), 0))
         for first in range(0, brief.n_experts, _BLOCK_EXPERTS):
             centres = brief.centres[first : first + _BLOCK_EXPERTS]
@@ -94,40 +100,45 @@ class Guide:
         return found.astype(np.intp)
 
     def confident(
-        self, new: Array, k: int, settings: Sequence[Setting], prior: Prior, own_noise: float,
+        self, new: Array, k: int, settings: Sequence[Setting], prior: Prior, noise: float,
         engine: LocalEngine,
-    ) -> tuple[Array, list[Sums]]:  # fmt: skip
+    ) -> tuple[Array, Gaussian, list[Sums]]:  # fmt: skip
         """The k < J most confident experts [k, n] at the rows `new` [n, D] of those asked in brief,
-        and for each setting the sums over all others."""
+        what they say, and for each setting the sums over all others."""
         parts = [slice(a, a + _BLOCK_ROWS) for a in range(0, len(new), _BLOCK_ROWS)]
         found = list(
-            engine.map(lambda part: self._block(new[part], k, settings, prior, own_noise), parts)
+            engine.map(lambda part: self._block(new[part], k, settings, prior, noise), parts)
         )
-        chosen = np.concatenate([numbers for numbers, _ in found], axis=1)
-        rests = [Sums.joined([sums[i] for _, sums in found]) for i in range(len(settings))]
-        return chosen, rests
+        experts, mean, var = (np.concatenate([part[i] for part in found], axis=1) for i in range(3))
+        rest = [Sums.joined([part[3][i] for part in found]) for i in range(len(settings))]
+        return experts, (mean, var), rest
 
     def _block(
-        self, new: Array, k: int, settings: Sequence[Setting], prior: Prior, own_noise: float
-    ) -> tuple[Array, list[Sums]]:
-        brief, J, n = self.brief, self.brief.n_experts, len(new)
-        near = self.near(new, min(max(_IN_BRIEF * k, _LEAST_IN_BRIEF), J))
+        self, new: Array, k: int, settings: Sequence[Setting], prior: Prior, noise: float
+    ) -> tuple[Array, Array, Array, list[Sums]]:
+        brief, J = self.brief, self.brief.n_experts
+        n_near = min(max(_IN_BRIEF * k, _LEAST_IN_BRIEF), J)
+        near = self.near(new, n_near)
         mean, var = brief.moments(new, near)
-        score = var.reshape(*near.shape, -1).mean(axis=2)
-        order = np.argpartition(score, k, axis=1)
+        order = np.argpartition(_score(var), k, axis=1)
         best, others = order[:, :k], order[:, k:]
 
         def over(mean: Array, var: Array) -> list[Sums]:
             mean, var = np.swapaxes(mean, 0, 1), np.swapaxes(var, 0, 1)
-            return [sums(s, mean, var, prior, own_noise, J) for s in settings]
+            return [sums(s, mean, var, prior, noise, J) for s in settings]
 
-        totals = over(_at(mean, others), _at(var, others))
-        if near.shape[1] < J:
-            flat = np.zeros((n, 1, *brief.latent_shape))
-            rest = over(flat + prior.mean, flat + prior.var)
-            far = J - near.shape[1]
-            totals = [a + b.times(far) for a, b in zip(totals, rest, strict=True)]
-        return _at(near, best).T, totals
+        rest = over(_at(mean, others), _at(var, others))
+        if n_near < J:
+            flat = np.zeros((len(new), 1, *brief.latent_shape))
+            far = over(flat + prior.mean, flat + prior.var)
+            rest = [a + b.times(J - n_near) for a, b in zip(rest, far, strict=True)]
+        experts, mean, var = (np.swapaxes(_at(v, best), 0, 1) for v in (near, mean, var))
+        return experts, mean, var, rest
+
+
+def _score(var: Array) -> Array:
+    """[k, n] of variances, with several latent functions their mean."""
+    return var.reshape(*var.shape[:2], -1).mean(axis=2)
 
 
 def _at(values: Array, places: Array) -> Array:
@@ -141,67 +152,105 @@ def sums(setting: Setting, mean: Array, var: Array, prior: Prior, noise: float, 
     return Sums.of_block(setting, mean, var + extra, prior.mean, prior.var + extra, 1, J)
 
 
-def ask(committee: Any, new: Array, experts: Array, engine: LocalEngine) -> tuple[Array, Array]:
-    """Latent means and variances [k, n] of the experts [k, n] at the rows `new` [n, D], each asked
-    once about all of its rows."""
-    k, n = experts.shape
-    mean, var = np.empty((2, k, n, *committee.latent_shape))
-    flat = experts.ravel()
-    order = np.argsort(flat, kind="stable")
+def ask(
+    committee: Any, new: Array, experts: Array, wanted: Array, said: Gaussian, engine: LocalEngine
+) -> None:
+    """Replaces what the experts [k, n] said of the rows `new` [n, D] by what they say in full where
+    that is wanted [k, n], each being asked once about all of its rows."""
+    flat, n = experts.ravel(), len(new)
+    order = np.flatnonzero(wanted)
+    order = order[by_expert(flat[order], committee.n_experts)]
     ends = np.flatnonzero(np.diff(committee.homes[flat[order]])) + 1
 
     def run(group: Array) -> None:
         parts = np.split(group, np.flatnonzero(np.diff(flat[group])) + 1)
         asked = [(int(flat[part[0]]), part % n) for part in parts]
         for part, found in zip(parts, committee.moments_of(new, asked, engine), strict=True):
-            mean[part // n, part % n], var[part // n, part % n] = found
+            for values, full in zip(said, found, strict=True):
+                values[part // n, part % n] = full
 
-    engine.run(run, np.split(order, ends))
-    return mean, var
+    if len(order):
+        engine.run(run, np.split(order, ends))
+
+
+@dataclass(frozen=True, order=True)
+class Net:
+    """How many experts may be asked about a row, and by how much their variance in brief may exceed
+    that of the most confident; none where everyone is asked."""
+
+    experts: int = 0
+    margin: float = np.inf
+
+    def __or__(self, other: Net) -> Net:
+        """That has in it whom one of the two has."""
+        return Net(max(self.experts, other.experts), max(self.margin, other.margin))
 
 
 def routed(
-    committee: Any, new: Array, settings: Sequence[Setting], prior: Prior, guide: Guide, k: int,
+    committee: Any, new: Array, settings: Sequence[Setting], prior: Prior, guide: Guide, net: Net,
     engine: LocalEngine, advance: Callable[[int], Any] = lambda rows: None,
-) -> list[Gaussian]:  # fmt: skip
-    """What `prediction.stream` gives, with k experts asked in full at each row."""
+) -> tuple[list[Gaussian], float]:  # fmt: skip
+    """What `prediction.stream` gives, with the experts in the net asked in full; and how many that
+    were for a row on average."""
     shape = (len(new), *committee.latent_shape)
     results = [(np.empty(shape), np.empty(shape)) for _ in settings]
-    noise, J = committee.theta.noise_variance, committee.n_experts
+    noise, J, asked = committee.theta.noise_variance, committee.n_experts, 0
     order = guide.order(new)
     for part in np.split(order, range(_ROWS, len(new), _ROWS)):
-        there, rows = committee.at(part), new[part]
-        chosen, rests = guide.confident(rows, k, settings, prior, noise, engine)
-        mean, var = ask(there, rows, chosen, engine)
+        rows = new[part]
+        experts, said, rests = guide.confident(
+            rows, net.experts, settings, prior, noise, engine
+        )  # fmt: skip
+        score = _score(said[1])
+        wanted = score <= score.min(axis=0) + net.margin
+        asked += int(wanted.sum())
+        ask(committee.at(part), rows, experts, wanted, said, engine)
         for setting, rest, (means, variances) in zip(settings, rests, results, strict=True):
-            total = sums(setting, mean, var, prior, noise, J) + rest
+            total = sums(setting, *said, prior, noise, J) + rest
             extra = noise if setting.space == "y" else 0.0
             means[part], variances[part] = total.finish(setting, prior.mean, prior.var + extra)
         advance(len(part))
-    return results
+    return results, asked / max(len(new), 1)
+
+
+def apart(one: Gaussian, other: Gaussian, noise: float) -> Array:
+    """How far latent means and variances [n] are from others, in predictive deviations of these."""
+    deviations = [np.sqrt(var + noise) for _, var in (one, other)]
+    found = np.maximum(abs(one[0] - other[0]), abs(deviations[0] - deviations[1])) / deviations[1]
+    return found.reshape(len(found), -1).max(axis=1)
 
 
 def agree(one: Gaussian, other: Gaussian, noise: float, tolerance: float) -> bool:
-    """Whether 99.9 % of the rows have latent means and variances within the tolerance of the
-    second's, in its predictive deviations."""
-    deviations = [np.sqrt(var + noise) for _, var in (one, other)]
-    apart = np.maximum(abs(one[0] - other[0]), abs(deviations[0] - deviations[1])) / deviations[1]
-    return bool(np.mean(apart.reshape(len(apart), -1).max(axis=1) <= tolerance) >= 0.999)
+    """Whether all rows are within the tolerance of the second's answers."""
+    return bool((apart(one, other, noise) <= tolerance).all())
 
 
 def audit(
     committee: Any, new: Array, setting: Setting, everyone: Gaussian, prior: Prior, noise: float,
     guide: Guide, tolerance: float, engine: LocalEngine,
-) -> int:  # fmt: skip
-    """How many experts to ask for answers within `tolerance` of those of everyone, in predictive
-    deviations; 0 where everyone should be asked."""
-    tried = [k for k in _ASKED if k <= _MOST * committee.n_experts]
+) -> Net:  # fmt: skip
+    """The net for answers within `tolerance` of those of everyone, in predictive deviations: the
+    fewest experts, and then the smallest margin."""
     left = noise if setting.space == "f" else 0.0  # y-space holds its noise already
-    for k in tried:
-        found = routed(committee, new, [setting], prior, guide, k, engine)[0]
-        if agree(found, everyone, left, _CAUTION * tolerance):
-            return k
-    return 0
+
+    def tried(net: Net) -> tuple[bool, float]:
+        found, asked = routed(committee, new, [setting], prior, guide, net, engine)
+        return agree(found[0], everyone, left, _CAUTION * tolerance), asked
+
+    numbers = [k for k in _ASKED if k <= 2 * _MOST * committee.n_experts]
+    held = next((i for i, k in enumerate(numbers) if tried(Net(k))[0]), None)
+    if held is None:
+        return Net()
+    most = numbers[min(held + 1, len(numbers) - 1)]  # the margin leaves out who is not needed
+    net, fewest = Net(numbers[held]), float(numbers[held])
+    for margin in _MARGINS:
+        smaller = Net(most, margin * float(np.max(prior.var)))
+        good, asked = tried(smaller)
+        if not good:
+            break
+        if asked < fewest:
+            net, fewest = smaller, asked
+    return net if fewest <= _MOST * committee.n_experts else Net()
 
 
 def audit_nested(

@@ -3,10 +3,12 @@ new rows to aggregated latent functions."""
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -297,10 +299,10 @@ class ExpertGP(Choosing):
                 continue
             committee, prior = self._committee_and_prior("grbcm" if is_grbcm else "", new)
             some = [chosen[i] for i in here]
-            asked = [self._route(setting) for setting in some]
+            nets = [self._route(setting) for setting in some]
             found = (
-                self._routed(new, some, prior, max(asked))
-                if min(asked) > 0
+                self._routed(new, some, prior, reduce(operator.or_, nets))
+                if all(net.experts for net in nets)
                 else self._stream(committee, new, some, prior)
             )
             for i, result in zip(here, found, strict=True):
@@ -309,7 +311,7 @@ class ExpertGP(Choosing):
         return chosen, [(unit * mean, unit**2 * var) for mean, var in results]
 
     def _routed(
-        self, new: Array, settings: list[Setting], prior: Prior, asked: int
+        self, new: Array, settings: list[Setting], prior: Prior, net: routing.Net
     ) -> list[tuple[Array, Array]]:
         committee = self._committee
         with (
@@ -318,10 +320,12 @@ class ExpertGP(Choosing):
         ):
             committee.prepare_once(engine)
             guide = self._guided(engine)
-            return routing.routed(committee, new, settings, prior, guide, asked, engine, bar.update)
+            return routing.routed(committee, new, settings, prior, guide, net, engine, bar.update)[
+                0
+            ]
 
     def _nested(self, new: Array, setting: Setting) -> tuple[Array, Array]:
-        committee, asked = self._committee, self._route(setting)
+        committee, asked = self._committee, self._route(setting).experts
         with (
             committee.engine(self.n_jobs) as engine,
             self._progress("predicting", len(new), "row") as bar,

@@ -33,7 +33,7 @@ class Choosing(BaseEstimator):
     _guide: routing.Guide | None
     _curves: dict[Setting, calibration.Curve]
     _rules: dict[Setting, calibration.Comparison]
-    _routes: dict[tuple[Setting, float], int]
+    _routes: dict[tuple[Setting, float], routing.Net]
     _left_out: dict[Setting, tuple[Array, Array]]
 
     @property
@@ -241,14 +241,14 @@ class Choosing(BaseEstimator):
             setting = replace(setting, aggregation=found.chosen, scale=found.scale)
         return setting
 
-    def _route(self, setting: Setting) -> int:
-        """How many experts are asked under a setting (by the nested rule, to find the most
-        confident); 0 where everyone is asked. It is worked out once."""
+    def _route(self, setting: Setting) -> routing.Net:
+        """Which experts are asked under a setting (by the nested rule, to find the most confident).
+        It is worked out once."""
         committee, key = self._committee, (setting, float(self.routing_tol))
         if self.routing is None or not routing.has_route(setting):
-            return 0
+            return routing.Net()
         if committee.n_experts < routing.LEAST_EXPERTS:
-            return 0
+            return routing.Net()
         if key not in self._routes:
             is_nested = setting.aggregation == "nested"
             limit = routing.AUDITED_NESTED if is_nested else routing.AUDITED
@@ -261,12 +261,13 @@ class Choosing(BaseEstimator):
                 without: Any = calibration.LeaveOneOut(committee, rows, engine)
                 guide = self._guided(engine)
                 if everyone is None:
-                    self._routes[key] = routing.audit_nested(
+                    asked = routing.audit_nested(
                         lambda asked: nested(
                             without, new, setting.n_nearest, engine,
                             None if asked is None else Route(guide, asked),
                         ), setting.n_nearest, committee.n_experts, self._noise(), self.routing_tol,
                     )  # fmt: skip
+                    self._routes[key] = routing.Net(asked)
                 else:
                     prior = self._committee_and_prior("", new)[1]
                     expected = everyone[0][part], everyone[1][part]

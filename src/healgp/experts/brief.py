@@ -1,4 +1,4 @@
-"""Experts in brief: each as a sparse GP with a few of its own rows as inducing inputs.
+"""Experts in brief: each as a sparse GP with a few inducing inputs in the midst of its rows.
 
 An expert of m rows says what it thinks of a row in m² steps, in brief in r², with r of a few tens.
 With Φ = L⁻¹K_zx, LLᵀ = K_zz, and what the rows say about the latent function (weights λ and shifts
@@ -23,13 +23,16 @@ from healgp.engines.local import LocalEngine
 from healgp.experts import stages
 from healgp.experts.variational import choose_inducing
 from healgp.jit import jit
-from healgp.kernels import KERNELS, Hyperparameters
+from healgp.kernels import KERNELS, Hyperparameters, squared_distances
 from healgp.linalg import multiply
 
 Array = np.ndarray
 
 #: Inducing inputs: a share of the mean number of rows, within bounds.
 _SHARE, _RANKS = 8, (8, 32)
+
+#: Rounds of Lloyd's algorithm for them.
+_ROUNDS = 8
 
 #: Added to the diagonal of K_zz, as a multiple of the signal variance.
 _JITTER = 1e-8
@@ -47,9 +50,12 @@ def summarise(
     rows X [m, D], of which λ and b are [m, C]: E[f*] = αᵀk_z* and var[f*] = σ² − |W k_z*|²; the
     mean of its rows and their mean distance from it, both divided by the lengthscales. With fewer
     inducing inputs the rest of α and W is zero."""
-    Z = choose_inducing(kernel, theta, X, rank)
+    XT = np.ascontiguousarray((X / theta.lengthscales).T)
+    middles = _middles(XT, min(rank, len(X)), _ROUNDS)
+    # Those that others explain would make K_zz singular.
+    Z = choose_inducing(kernel, theta, middles.T * theta.lengthscales, rank)
     r, C = len(Z), weight.shape[1]
-    ZT, XT = (np.ascontiguousarray((A / theta.lengthscales).T) for A in (Z, X))
+    ZT = np.ascontiguousarray((Z / theta.lengthscales).T)
     K, cross = np.empty((r, r)), np.empty((r, len(X)))
     for A, out in ((ZT, K), (XT, cross)):
         stages.covariances(KERNELS[kernel], theta.shape, theta.signal_variance, ZT, A, out)
@@ -67,6 +73,36 @@ def summarise(
     centre = XT.mean(axis=1)
     radius = np.sqrt(((XT - centre[:, None]) ** 2).sum(axis=0).mean())
     return padded, W, alpha, centre, radius
+
+
+@jit("contract")
+def _middles(XT, r, rounds):
+    """Middles [D, r] of r clusters of the rows XT [D, m], by Lloyd's algorithm from rows that are
+    evenly spaced in number; a cluster that loses all rows stays where it was."""
+    D, m = XT.shape
+    Z, r2, nearest = np.empty((D, r)), np.empty(m), np.empty(m)
+    owner, point = np.zeros(m, dtype=np.int64), np.empty(D)
+    for i in range(r):
+        Z[:, i] = XT[:, i * m // r]
+    for _ in range(rounds if r < m else 0):
+        nearest[:] = np.inf
+        for i in range(r):
+            for d in range(D):
+                point[d] = Z[d, i]
+            squared_distances(XT, 0, m, point, r2)
+            for j in range(m):
+                if r2[j] < nearest[j]:
+                    nearest[j], owner[j] = r2[j], i
+        sizes, totals = np.zeros(r), np.zeros((D, r))
+        for j in range(m):
+            sizes[owner[j]] += 1.0
+            for d in range(D):
+                totals[d, owner[j]] += XT[d, j]
+        for i in range(r):
+            if sizes[i] > 0.0:
+                for d in range(D):
+                    Z[d, i] = totals[d, i] / sizes[i]
+    return Z
 
 
 @jit("contract")
@@ -104,6 +140,12 @@ def _groups(kernel, shape, signal, ZT, W, alpha, X, experts, rows, ends, mean, v
             for c in range(C):
                 mean[first + i, c], var[first + i, c] = m[c, i], v[c, i]
         first = last
+
+
+def by_expert(experts: Array, n_experts: int) -> Array:
+    """The stable order of some numbers of experts; short integers are sorted much faster."""
+    short = np.uint16 if n_experts <= 2**16 else np.int64
+    return np.argsort(experts.astype(short), kind="stable")
 
 
 @dataclass
@@ -158,7 +200,7 @@ class Brief:
         """Latent means and variances [n, k] of the experts [n, k], each at its row of `new` [n, D],
         in the calling thread; with a last axis for the latent functions if there are several."""
         flat = experts.ravel()
-        order = np.argsort(flat, kind="stable")
+        order = by_expert(flat, self.n_experts)
         ends = np.append(np.flatnonzero(np.diff(flat[order])) + 1, len(flat))
         found = np.empty((2, len(flat), self.alpha.shape[1]))
         Z, rows = new / self.theta.lengthscales, order // experts.shape[1]
