@@ -76,19 +76,19 @@ def workers() -> str:
                 killed = None
                 if n == 2:
                     killed = _with_a_kill(client, X, y, new)
-            equal = all(np.array_equal(a, b) for a, b in zip(one[2], other[2], strict=True))
+            equal = _equal(one[2], other[2])
             for name, (fit, predict, _) in ((f"{n} threads", one), (f"{n} workers", other)):
                 rows.append([name, f"{fit:.1f}", f"{predict:.1f}", f"{fit + predict:.1f}"])
                 print(rows[-1], flush=True)
             ratio = sum(other[:2]) / sum(one[:2])
-            rows[-1].append(f"**{ratio:.2f}** of the threads' time; equal: {equal}")
+            rows[-1].append(f"**{ratio:.2f}** of the threads' time; {equal}")
             rows[-2].append("")
             if killed is not None:
                 fit, predict, result = killed
-                equal = all(np.array_equal(a, b) for a, b in zip(one[2], result, strict=True))
+                equal = _equal(one[2], result)
                 rows.append([
                     "2 workers, one killed", f"{fit:.1f}", f"{predict:.1f}", f"{fit + predict:.1f}",
-                    f"{fit - other[0]:.1f} s more to fit; equal: {equal}",
+                    f"{fit - other[0]:.1f} s more to fit; {equal}",
                 ])  # fmt: skip
                 print(rows[-1], flush=True)
     scaling = {
@@ -102,6 +102,12 @@ def workers() -> str:
         + f"\nScaling efficiency from 1 to 2: threads {scaling['threads']:.0%}, "
         f"workers {scaling['workers']:.0%}.\n"
     )  # fmt: skip
+
+
+def _equal(one: Any, other: Any) -> str:
+    """In words, of θ and predictions."""
+    theta = "the same θ" if np.array_equal(one[0], other[0]) else "another θ"
+    return f"{theta}, means within {abs(one[1] - other[1]).max():.0e}"
 
 
 def _with_a_kill(client: Client, X: Any, y: Any, new: Any) -> tuple[float, float, Any]:

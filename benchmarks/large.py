@@ -99,8 +99,7 @@ def progressive() -> str:
     seconds = {}
     for training in ("progressive", "full"):
         model, seconds[training] = fitted(
-            X, y, training=training, kernel="matern32", points_per_expert=200, aggregation="gpoe",
-            temperature=100.0,
+            X, y, training=training, kernel="matern32", aggregation="gpoe", temperature=100.0,
         )  # fmt: skip
         nlpd = metrics.nlpd(target, *model.predict(new, return_std=True))
         rows.append([training, model.n_experts_, f"{seconds[training]:.0f}", model.n_iter_,

@@ -30,8 +30,8 @@ Array = np.ndarray
 #: Experts that make routing worth the audit.
 LEAST_EXPERTS = 32
 
-#: Rows that are routed at a time; rows of a block, and experts whose distances are held at a time.
-_ROWS, _BLOCK_ROWS, _BLOCK_EXPERTS = 2**15, 512, 4096
+#: Rows that are routed at a time, rows of a block, and distances that are held at a time.
+_ROWS, _BLOCK_ROWS, _HELD = 2**15, 512, 2**18
 
 #: Every how manieth expert gives a region of neighbouring rows.
 _REGION = 32
@@ -70,10 +70,13 @@ class Guide:
 
     def __init__(self, committee: Any, engine: LocalEngine) -> None:
         self.brief = Brief.of(committee, engine)
+        self.changed: set[int] = set()  # experts of which it does not know yet what they say now
 
-    def update(self, committee: Any, experts: Array, engine: LocalEngine) -> None:
+    def update(self, committee: Any, engine: LocalEngine) -> None:
         """After some experts have changed, or have come after the others."""
-        self.brief.update(committee, experts, engine)
+        if self.changed:
+            self.brief.update(committee, np.array(sorted(self.changed)), engine)
+            self.changed.clear()
 
     def order(self, new: Array) -> Array:
         """The rows `new` [n, D] in an order in which neighbours follow one another. Experts that
@@ -84,20 +87,24 @@ class Guide:
 
     def near(self, new: Array, n: int) -> Array:
         """The n experts [rows, n] whose rows are nearest to each of the rows `new` [rows, D]."""
-        brief, Z = self.brief, new / self.brief.theta.lengthscales
-        if n == brief.n_experts:
+        brief, J = self.brief, self.brief.n_experts
+        if n == J:
             return np.tile(np.arange(n), (len(new), 1))
-        found, apart = np.empty((2, len(new), 0))
-        for first in range(0, brief.n_experts, _BLOCK_EXPERTS):
-            centres = brief.centres[first : first + _BLOCK_EXPERTS]
-            squared = (Z**2).sum(axis=1)[:, None] + (centres**2).sum(axis=1) - 2.0 * Z @ centres.T
-            here = np.sqrt(np.maximum(squared, 0.0)) - brief.radii[first : first + len(centres)]
-            numbers = np.tile(np.arange(first, first + len(centres)), (len(new), 1))
-            found, apart = np.hstack([found, numbers]), np.hstack([apart, here])
-            if n < found.shape[1]:
-                order = np.argpartition(apart, n - 1, axis=1)[:, :n]
-                found, apart = _at(found, order), _at(apart, order)
-        return found.astype(np.intp)
+        Z, squares = new / brief.theta.lengthscales, (brief.centres**2).sum(axis=1)
+        found = np.empty((len(new), n), dtype=np.intp)
+        for rows in np.array_split(np.arange(len(new)), -(-len(new) * J // _HELD)):
+            apart = Z[rows] @ (-2.0 * brief.centres.T)
+            apart += squares
+            apart += (Z[rows] ** 2).sum(axis=1)[:, None]
+            np.sqrt(np.maximum(apart, 0.0, out=apart), out=apart)
+            apart -= brief.radii
+            # The n-th distance and a comparison are faster than places.
+            chosen = apart <= np.partition(apart, n - 1, axis=1)[:, n - 1 : n]
+            if np.count_nonzero(chosen) == n * len(rows):
+                found[rows] = np.nonzero(chosen)[1].reshape(-1, n)
+            else:  # some are as far as others
+                found[rows] = np.argpartition(apart, n - 1, axis=1)[:, :n]
+        return found
 
     def confident(
         self, new: Array, k: int, settings: Sequence[Setting], prior: Prior, noise: float,

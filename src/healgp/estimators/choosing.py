@@ -280,6 +280,7 @@ class Choosing(BaseEstimator):
     def _guided(self, engine: LocalEngine) -> routing.Guide:
         if self._guide is None:
             self._guide = routing.Guide(self._committee, engine)
+        self._guide.update(self._committee, engine)
         return self._guide
 
     def _noise(self) -> float:

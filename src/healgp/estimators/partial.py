@@ -83,8 +83,7 @@ class PartialFit(ExpertGP):
                 self._centres = streaming.Centres(committee)
             change = streaming.learn(committee, self._centres, arrivals, new, targets, engine)
             if self._guide is not None:
-                touched = np.array([part.expert for part in change.parts])
-                self._guide.update(committee, touched, engine)
+                self._guide.changed.update(int(part.expert) for part in change.parts)
         self._arrivals, self._grbcm = arrivals, None
         self._left_out.clear()
         self._calibration_rows = change.follow(self._calibration_rows)
