@@ -70,7 +70,7 @@ def growth() -> str:
     cases = [(J, denser) for denser in (False, True) for J in (100, 300, 1000, 3000, 5000)]
     for J, denser in cases:
         side = 6.0 if denser else 6.0 * (J / 100) ** (1 / 3)
-        X, new = rng.uniform(0, side, (100 * J, 3)), rng.uniform(0, side, (_ROWS, 3))
+        X, new = rng.uniform(0, side, (100 * J, 3)), rng.uniform(0, side, (4 * _ROWS, 3))
         y = np.sin(2 * X[:, 0]) * np.cos(X[:, 1]) + 0.1 * rng.standard_normal(len(X))
         model, _ = fitted(
             X, y, points_per_expert=100, kernel="rbf", partition_metric="plain", max_iter=0,
@@ -89,7 +89,8 @@ def growth() -> str:
         print(rows[-1], flush=True)
     head = ["more rows fill a space that is", "experts", "asked in full", "routed, µs per row",
             "everyone, µs per row", "first prediction, s"]  # fmt: skip
-    return "Experts of 100 rows in three dimensions, gPoE at T = 100.\n\n" + table(head, rows)
+    about = f"Experts of 100 rows, three dimensions, gPoE at T = 100, {4 * _ROWS:,} rows predicted."
+    return f"{about}\n\n" + table(head, rows)
 
 
 def progressive() -> str:
