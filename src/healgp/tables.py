@@ -40,15 +40,24 @@ _MANY_INPUTS = 200
 
 
 def _parquet(path: Path) -> pd.DataFrame:
-    return pd.read_parquet(path)
+    from pyarrow import parquet
+
+    return _frame(parquet.read_table(path))
 
 
 def _feather(path: Path) -> pd.DataFrame:
     from pyarrow import feather
 
-    # pandas does not look whether the places of texts lie within the file
-    feather.read_table(path).validate(full=True)
-    return pd.read_feather(path)
+    return _frame(feather.read_table(path))
+
+
+def _frame(table: Any) -> pd.DataFrame:
+    """The columns alone. What pandas wrote beside them would be parsed as Python; of that only the
+    names of the index are used, which is left out."""
+    table.validate(full=True)  # the places of texts must lie within the file
+    index = (table.schema.pandas_metadata or {}).get("index_columns", [])
+    names = [name for name in table.column_names if name in index]
+    return table.drop_columns(names).to_pandas(ignore_metadata=True)
 
 
 _READERS: dict[str, Any] = {
