@@ -82,8 +82,10 @@ class Guide:
         """The rows `new` [n, D] in an order in which neighbours follow one another. Experts that
         are neighbours in number are neighbours in space, if any are."""
         Z, centres = new / self.brief.theta.lengthscales, self.brief.centres[::_REGION]
-        squared = (centres**2).sum(axis=1) - 2.0 * (Z @ centres.T)
-        return np.argsort(squared.argmin(axis=1), kind="stable")
+        squares, step = (centres**2).sum(axis=1), -(-_HELD // len(centres))
+        parts = (Z[i : i + step] for i in range(0, len(Z), step))
+        regions = [(squares - 2.0 * (part @ centres.T)).argmin(axis=1) for part in parts]
+        return np.argsort(np.concatenate(regions), kind="stable")
 
     def near(self, new: Array, n: int) -> Array:
         """The n experts [rows, n] whose rows are nearest to each of the rows `new` [rows, D]."""
