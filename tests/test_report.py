@@ -99,10 +99,12 @@ def test_it_is_whole_offline_and_escaped(page):
 
 def test_no_training_row_is_in_it(arm, page):
     text = page.read_text("utf-8")
-    values = np.concatenate([robot_arm(900)[0][:600].ravel(), robot_arm(900)[1][:600]])
+    rows = np.column_stack([values[:600] for values in robot_arm(900)])
+    written = set(re.findall(r"\d\.\d{5,}", text))
     for digits in (6, 10, 17):
-        written = set(re.findall(r"\d\.\d{5,}", text))
-        assert not written & {f"{abs(v):.{digits}g}" for v in values}
+        found = [[f"{abs(v):.{digits}g}" in written for v in row] for row in rows]
+        # a coordinate of a picture may agree with one value by chance, with two of a row hardly
+        assert np.sum(found, axis=1).max() <= 1
 
 
 def test_the_most_uncertain_rows_are_those_with_the_widest_bars(arm, page, tmp_path):

@@ -3,12 +3,14 @@ same result."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -42,19 +44,34 @@ def answer(model: Any) -> bytes:
 
 # ---- what is run in a process of its own ---------------------------------------------------------
 
+ON_A_CLUSTER = {"kernel": "rbf", "points_per_expert": 50, "random_state": 0, "max_iter": 10}
+FEW, FEW_Y = X[:1000], Y[:1000]
 
-def cluster_fit(out: str) -> None:
-    """A fit on a cluster of two worker processes, in a client that may be killed."""
+
+def a_cluster() -> Any:
     import logging
 
-    from distributed import Client, LocalCluster
+    from distributed import LocalCluster
 
-    with LocalCluster(2, threads_per_worker=1, dashboard_address=None,
-                      silence_logs=logging.CRITICAL) as cluster, Client(cluster):  # fmt: skip
+    return LocalCluster(2, threads_per_worker=1, dashboard_address=None,
+                        silence_logs=logging.CRITICAL)  # fmt: skip
+
+
+def cluster_fit(out: str) -> None:
+    """A fit on a cluster of two worker processes, in a client that may be killed with it."""
+    from distributed import Client
+
+    with a_cluster() as cluster, Client(cluster):
         print(json.dumps([w.pid for w in cluster.workers.values()]), flush=True)
-        shared = {"kernel": "rbf", "points_per_expert": 100, "random_state": 0, "max_iter": 30}
-        model = ExpertGPRegressor(engine="dask", **shared).fit(X, Y)
+        model = ExpertGPRegressor(engine="dask", **ON_A_CLUSTER).fit(FEW, FEW_Y)
         Path(out).write_bytes(model.predict(NEW).tobytes())
+
+
+def cluster_alone() -> None:
+    """A cluster that waits for clients until its standard input is closed."""
+    with a_cluster() as cluster:
+        print(cluster.scheduler_address, flush=True)
+        sys.stdin.read()
 
 
 # ---- killing -------------------------------------------------------------------------------------
@@ -85,27 +102,28 @@ def killed_after(seconds: float, work: Callable[[], Any]) -> bool:
 
 
 def fits(tally: Tally, folder: Path, n: int, rng: np.random.Generator) -> None:
-    kinds = list(models())
-    for i in range(n):
-        kind = kinds[i % len(kinds)]
-        model, y = models()[kind]
+    """Fits with a checkpoint, each killed up to four times and then left to end."""
+    expected, lasted = {}, {}
+    for kind, (model, y) in models().items():
         start = time.monotonic()
-        expected = answer(model.fit(X, y))
-        lasted = time.monotonic() - start
-        path, kills = folder / f"checkpoint-{i}", 0
+        expected[kind] = answer(model.fit(X, y))
+        lasted[kind] = time.monotonic() - start
+    kinds = itertools.cycle(expected)
+    while n > 0:
+        kind = next(kinds)
+        path, kills = folder / "checkpoint", 0
 
         def work(kind: str = kind, path: Path = path) -> None:
             model, y = models(path)[kind]
             model.fit(X, y)
 
-        while kills < 4 and killed_after(rng.uniform(0, lasted), work):
+        while kills < 4 and killed_after(rng.uniform(0, lasted[kind]), work):
             kills += 1
-            tally.faults += 1
-        with tally.kept(f"fit of {kind}, killed {kills} times"):
+        with tally.kept(f"fit of {kind}, killed {kills} times", kills):
             again, y = models(path)[kind]
-            assert answer(again.fit(X, y)) == expected, "another model"
+            assert answer(again.fit(X, y)) == expected[kind], "another model"
             assert not path.exists(), "the checkpoint is still there"
-        tally.faults -= 1  # counted when they happened
+        n -= kills
 
 
 def saves(tally: Tally, folder: Path, n: int, rng: np.random.Generator) -> None:
@@ -144,46 +162,95 @@ def reproduced(tally: Tally, folder: Path, n: int, rng: np.random.Generator) -> 
             for file in sorted(where.rglob("*.json"))
         }
 
-    for i in range(n):
-        where = folder / f"results-{i}"
-        for _ in range(4):
-            if not killed_after(
-                rng.uniform(0, 0.7 * lasted), lambda where=where: fill(cells, where)
-            ):
-                break
-            tally.faults += 1
-        with tally.kept("reproduce"):
+    for i in itertools.count():
+        where, kills = folder / f"results-{i}", 0
+        while kills < 4 and killed_after(
+            rng.uniform(0, 0.7 * lasted), lambda where=where: fill(cells, where)
+        ):
+            kills += 1
+        with tally.kept("reproduce", kills):
             fill(cells, where)
             assert scores(where) == scores(folder / "whole"), "other scores"
-        tally.faults -= 1
+        n -= kills
+        if n <= 0:
+            return
+
+
+def workers(tally: Tally, folder: Path, n: int, rng: np.random.Generator) -> None:
+    """One cluster; while a model is fitted on it, a worker is killed, and a new one is started in
+    its place."""
+    from distributed import Client
+
+    expected = ExpertGPRegressor(**ON_A_CLUSTER).fit(FEW, FEW_Y).predict(NEW)
+    with a_cluster() as cluster, Client(cluster) as client:
+        client.wait_for_workers(2, timeout=60)
+        start = time.monotonic()
+        ExpertGPRegressor(engine="dask", **ON_A_CLUSTER).fit(FEW, FEW_Y).predict(NEW)
+        lasted = time.monotonic() - start
+        for i in range(n):
+            while not all(alive(nanny.pid) for nanny in cluster.workers.values()):
+                time.sleep(0.05)  # the place of the last one is not taken yet
+            client.wait_for_workers(2, timeout=60)
+            victim = rng.choice([nanny.pid for nanny in cluster.workers.values()])
+            killer = threading.Timer(rng.uniform(0, lasted), os.kill, (victim, signal.SIGKILL))
+            with tally.kept(f"a worker of a cluster, fit {i}"):
+                killer.start()
+                model = ExpertGPRegressor(engine="dask", **ON_A_CLUSTER).fit(FEW, FEW_Y)
+                np.testing.assert_allclose(model.predict(NEW), expected, rtol=1e-8, atol=1e-8)
+            killer.join()
+
+
+def clients(tally: Tally, folder: Path, n: int, rng: np.random.Generator) -> None:
+    """Clients of a cluster that outlives them; what one has begun, the next goes on with."""
+    expected = ExpertGPRegressor(**ON_A_CLUSTER).fit(FEW, FEW_Y).predict(NEW)
+    child = python("-W", "ignore", "-m", "trust.faults", "cluster_alone", stdin=subprocess.PIPE,
+                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # fmt: skip
+    try:
+        address = child.stdout.readline().strip()
+        path, out = folder / "checkpoint", folder / "predictions"
+
+        def work() -> None:
+            from distributed import Client
+
+            with Client(address):
+                model = ExpertGPRegressor(engine="dask", checkpoint=path, **ON_A_CLUSTER)
+                np.save(out, model.fit(FEW, FEW_Y).predict(NEW))
+
+        start = time.monotonic()
+        assert not killed_after(120.0, work)
+        lasted = time.monotonic() - start
+        while n > 0:
+            kills = 0
+            while kills < 4 and killed_after(rng.uniform(0, lasted), work):
+                kills += 1
+            with tally.kept(f"the client of a cluster, killed {kills} times", kills):
+                out.with_suffix(".npy").unlink(missing_ok=True)
+                assert not killed_after(120.0, work), "the fit did not end"
+                found = np.load(out.with_suffix(".npy"))
+                np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+            n -= kills
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def clusters(tally: Tally, folder: Path, n: int, rng: np.random.Generator) -> None:
-    shared = {"kernel": "rbf", "points_per_expert": 100, "random_state": 0, "max_iter": 30}
-    expected = ExpertGPRegressor(**shared).fit(X, Y).predict(NEW)
+    """Clients with a cluster of their own: nothing of it outlives them."""
     for i in range(n):
         out = folder / f"cluster-{i}"
-        whole = i % 3 == 2  # the client, with all that belongs to it
         child = python("-W", "ignore", "-m", "trust.faults", "cluster_fit", out,
                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # fmt: skip
         try:
-            workers = json.loads(child.stdout.readline())
+            processes = json.loads(child.stdout.readline())
             time.sleep(rng.uniform(0.05, 1.0))
-            with tally.kept("the client of a cluster" if whole else "a worker of a cluster"):
-                if whole:
-                    child.kill()
-                    child.wait(30)
-                    deadline = time.monotonic() + 60
-                    while any(map(alive, workers)):
-                        assert time.monotonic() < deadline, "workers outlive their client"
-                        time.sleep(0.2)
-                    assert not out.exists() or len(out.read_bytes()) == 8 * len(NEW)
-                else:
-                    if alive(workers[0]):
-                        os.kill(workers[0], signal.SIGKILL)
-                    assert child.wait(180) == 0, "the fit failed"
-                    found = np.frombuffer(out.read_bytes())
-                    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+            with tally.kept("a client with its cluster"):
+                child.kill()
+                child.wait(30)
+                deadline = time.monotonic() + 60
+                while any(map(alive, processes)):
+                    assert time.monotonic() < deadline, "workers outlive their client"
+                    time.sleep(0.2)
+                assert not out.exists() or len(out.read_bytes()) == 8 * len(NEW)
         finally:
             child.kill()
             child.communicate()
@@ -201,15 +268,18 @@ def run(tally: Tally, effort: float = 1.0) -> None:
     warnings.simplefilter("ignore")
     rng = np.random.default_rng(int(1000 * effort))
     with tempfile.TemporaryDirectory() as name:
-        for part, n in ((fits, 9), (saves, 200), (reproduced, 4), (clusters, 6)):
+        for part, n in ((fits, 100), (saves, 200), (reproduced, 100), (clients, 100),
+                        (workers, 100), (clusters, 4)):  # fmt: skip
             folder = Path(name) / part.__name__
             folder.mkdir()
-            if int(n * effort):
-                part(tally, folder, int(n * effort), rng)
+            start, kills = time.monotonic(), tally.faults
+            part(tally, folder, max(1, round(n * effort)), rng)
+            what = f"{part.__name__}: {tally.faults - kills} kills"
+            print(what, f"in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "cluster_fit":
-        cluster_fit(sys.argv[2])
+    if sys.argv[1] in ("cluster_fit", "cluster_alone"):
+        globals()[sys.argv[1]](*sys.argv[2:])
     else:
         main(run)

@@ -40,9 +40,10 @@ class Tally:
             self.notes.append(f"{what}: {type(error).__name__}: {error}"[:200])
 
     @contextmanager
-    def kept(self, what: str) -> Iterator[None]:
-        """What must still be there after a fault: an exception that leaves the block is a loss."""
-        self.faults += 1
+    def kept(self, what: str, faults: int = 1) -> Iterator[None]:
+        """What must still be there after a fault, or after several: an exception that leaves the
+        block is a loss."""
+        self.faults += faults
         try:
             yield
         except Exception as error:
