@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import dask
 import numpy as np
 from distributed import Client, LocalCluster
 
@@ -32,8 +33,11 @@ _NEW = 2000
 
 
 @contextmanager
-def cluster(n_workers: int) -> Iterator[Client]:
+def cluster(n_workers: int, profiler: bool = False) -> Iterator[Client]:
+    """Workers of one thread each. Dask's statistical profiler, which takes the stack of every
+    worker a hundred times a second, is off unless it is asked for."""
     with (
+        dask.config.set({"distributed.worker.profile.enabled": profiler}),
         LocalCluster(
             n_workers=n_workers, threads_per_worker=1, processes=True, dashboard_address=None,
             silence_logs=logging.CRITICAL,
@@ -41,6 +45,8 @@ def cluster(n_workers: int) -> Iterator[Client]:
         Client(cluster) as client,
     ):  # fmt: skip
         client.wait_for_workers(n_workers)
+        told = client.run(lambda: dask.config.get("distributed.worker.profile.enabled"))
+        assert set(told.values()) == {profiler}
         warm(client)
         yield client
 
@@ -76,6 +82,9 @@ def workers() -> str:
                 killed = None
                 if n == 2:
                     killed = _with_a_kill(client, X, y, new)
+            if n == 2:
+                with cluster(n, profiler=True):
+                    profiled = seconds(X, y, new, engine="dask")
             equal = _equal(one[2], other[2])
             for name, (fit, predict, _) in ((f"{n} threads", one), (f"{n} workers", other)):
                 rows.append([name, f"{fit:.1f}", f"{predict:.1f}", f"{fit + predict:.1f}"])
@@ -89,6 +98,12 @@ def workers() -> str:
                 rows.append([
                     "2 workers, one killed", f"{fit:.1f}", f"{predict:.1f}", f"{fit + predict:.1f}",
                     f"{fit - other[0]:.1f} s more to fit; {equal}",
+                ])  # fmt: skip
+                print(rows[-1], flush=True)
+                fit, predict, _ = profiled
+                rows.append([
+                    "2 workers, Dask's profiler on", f"{fit:.1f}", f"{predict:.1f}",
+                    f"{fit + predict:.1f}", f"{(fit + predict) / sum(one[:2]):.2f}",
                 ])  # fmt: skip
                 print(rows[-1], flush=True)
     scaling = {

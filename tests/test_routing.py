@@ -111,23 +111,23 @@ def test_the_guide_finds_the_most_confident(model, hills):
     committee = model._committee
     with LocalEngine(2, committee.work) as engine:
         _, var = committee.moments(new, 0, committee.n_experts, engine)
-        found = guide(model).confident(new, 16, [], Prior(0.0, 1.0), 0.0, engine)[0]
+        found = guide(model).confident(new, 16, 256, [], Prior(0.0, 1.0), 0.0, engine)[0]
     best = np.argsort(var, axis=0)[:4]
     missed = [set(b) - set(f) for b, f in zip(best.T, found.T, strict=True)]
     assert np.mean([len(m) == 0 for m in missed]) > 0.97
     assert all(len(set(f)) == 16 for f in found.T)
 
 
-@pytest.mark.parametrize("margin", [np.inf, 0.1])
-def test_far_experts_know_nothing_and_the_others_say_it_in_brief(hills, margin):
+@pytest.mark.parametrize(("margin", "asked"), [(np.inf, 256), (0.1, 256), (0.1, 20)])
+def test_far_experts_know_nothing_and_the_others_say_it_in_brief(hills, margin, asked):
     X, y, new = hills
     model = ExpertGPRegressor(points_per_expert=10, max_iter=0, lengthscale=0.4, **PLAIN).fit(X, y)
     committee, new, k = model._committee, model._scaling.inputs(new[:50]), 8
     J, setting = committee.n_experts, Setting("gpoe", "softmax_variance", 5.0, None, "f")
-    prior = model._committee_and_prior("gpoe", new)[1]
+    prior, net = model._committee_and_prior("gpoe", new)[1], Net(k, margin, asked)
     with LocalEngine(2, committee.work) as engine:
         ours = guide(model)
-        found = routing.routed(committee, new, [setting], prior, ours, Net(k, margin), engine)[0][0]
+        found = routing.routed(committee, new, [setting], prior, ours, net, engine)[0][0]
         full = committee.moments(new, 0, J, engine)
     brief = ours.brief.moments(new, np.tile(np.arange(J), (50, 1)))
     inputs = [
@@ -139,7 +139,7 @@ def test_far_experts_know_nothing_and_the_others_say_it_in_brief(hills, margin):
     apart = np.linalg.norm(Z[:, None] - centres, axis=2) - radii
     for i in range(50):
         mean, var = np.zeros(J), np.full(J, model.signal_variance_)
-        near = np.argsort(apart[i])[:256]
+        near = np.argsort(apart[i])[:asked]
         mean[near], var[near] = brief[0][i, near], brief[1][i, near]
         best = near[np.argsort(var[near])[:k]]
         best = best[var[best] <= var[best[0]] + margin]
@@ -152,7 +152,22 @@ def test_far_experts_know_nothing_and_the_others_say_it_in_brief(hills, margin):
 
 def test_rows_are_ordered_and_none_is_lost(model, hills):
     new = model._scaling.inputs(hills[2])
-    np.testing.assert_array_equal(np.sort(guide(model).order(new)), np.arange(len(new)))
+    order = guide(model).order(new)
+    np.testing.assert_array_equal(np.sort(order), np.arange(len(new)))
+    steps = np.linalg.norm(np.diff(new[order], axis=0), axis=1)
+    assert steps.mean() < 0.5 * np.linalg.norm(np.diff(new, axis=0), axis=1).mean()
+
+
+@pytest.mark.parametrize("rows", ["neighbours", "anywhere", "all the same"])
+def test_the_nearest_are_found_whatever_rows_come_together(model, hills, rows):
+    ours, new = guide(model), model._scaling.inputs(hills[2][:200])
+    new = {"neighbours": new[ours.order(new)], "anywhere": new, "all the same": new[[0] * 70]}[rows]
+    brief = ours.brief
+    Z = new / brief.theta.lengthscales
+    apart = np.linalg.norm(Z[:, None] - brief.centres, axis=2) - brief.radii
+    for n in (1, 7, brief.n_experts):
+        expected = np.sort(np.argsort(apart, axis=1)[:, :n], axis=1)
+        np.testing.assert_array_equal(np.sort(ours.near(new, n), axis=1), expected)
 
 
 def test_far_from_the_data_it_is_the_prior(model, hills):

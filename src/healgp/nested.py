@@ -24,7 +24,7 @@ import numpy as np
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee
 from healgp.prediction import Prior
-from healgp.routing import Guide, ask
+from healgp.routing import Guide, ask, in_brief
 
 Array = np.ndarray
 
@@ -113,7 +113,9 @@ def _chosen(
     """Numbers, latent means and variances [k, n] of the most confident experts."""
     if route is None:
         return most_confident(committee, new, k, engine)
-    near, said, _ = route.guide.confident(new, route.asked, [], Prior(0.0, 0.0), 0.0, engine)
+    near, said, _ = route.guide.confident(
+        new, route.asked, in_brief(route.asked), [], Prior(0.0, 0.0), 0.0, engine
+    )
     ask(committee, new, near, np.ones(near.shape, dtype=bool), said, engine)
     return _smallest(k, near, *said)
 

@@ -270,7 +270,7 @@ def _check_fitted(fitted: dict[str, Any], D: int, names: list[str] | None, cls: 
         _floats(curve.temperatures, curve.nlpd.shape, "_curves")
         _check(curve.nlpd.ndim == 1 and curve.nlpd.size > 0, "_curves")
     for net in fitted["_routes"].values():
-        _check(0 <= net.experts < J and net.margin >= 0, "_routes")
+        _check(0 <= net.experts < J and net.margin >= 0 and net.near > net.experts, "_routes")
     likelihood = getattr(committee, "likelihood", None)
     has_classes = cls == "ExpertGPClassifier"
     _check(has_classes == isinstance(likelihood, likelihoods.Classification), "likelihood")

@@ -6,22 +6,25 @@ the experts in brief say (`healgp.experts.brief`), at a fortieth of the cost, an
 asking in brief the distance to their rows says. Those that are asked in brief alone count with
 that, and those that are too far even for it as experts who know nothing.
 
-How many are asked in full, and how much less confident than the first of them they may be, is found
-by an audit: rows of the training set, each left out of its own expert, ask everyone, and routing
-must agree with that. Where it does not spare most of the work, everyone is asked.
+How many are asked in full, how much less confident than the first of them they may be, and how many
+are asked in brief is found by an audit: rows of the training set, each left out of its own expert,
+ask everyone, and routing must agree with that. Where it does not spare most of the work, everyone
+is asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.spatial.distance import cdist
 
 from healgp.aggregation import Gaussian
 from healgp.engines.local import LocalEngine
 from healgp.experts.brief import Brief, by_expert
+from healgp.partition import balanced
 from healgp.prediction import Prior, Setting, Sums
 from healgp.weights import SCORES
 
@@ -30,11 +33,9 @@ Array = np.ndarray
 #: Experts that make routing worth the audit.
 LEAST_EXPERTS = 32
 
-#: Rows that are routed at a time, rows of a block, and distances that are held at a time.
-_ROWS, _BLOCK_ROWS, _HELD = 2**15, 512, 2**18
-
-#: Every how manieth expert gives a region of neighbouring rows.
-_REGION = 32
+#: Rows that are routed at a time, rows of a block, neighbours that look for experts together, and
+#: distances that are held at a time.
+_ROWS, _BLOCK_ROWS, _NEIGHBOURS, _HELD = 2**15, 512, 128, 2**18
 
 #: Numbers of experts that are tried; how much less confident they may be, in variance, as shares of
 #: the prior's; and the share of all experts that a row may ask on average.
@@ -42,8 +43,9 @@ _ASKED = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _MARGINS = (0.8, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
 _MOST = 0.25
 
-#: Experts that are asked in brief, for each that is asked in full, and at least.
-_IN_BRIEF, _LEAST_IN_BRIEF = 8, 256
+#: Experts that are asked in brief, for each that is asked in full, and at least; and the fewer that
+#: are tried once it is known who is asked in full.
+_IN_BRIEF, _LEAST_IN_BRIEF, _FEWER = 8, 256, (128, 64, 32)
 
 #: Multiples of n_nearest that the nested rule asks to find the most confident; twice as many are
 #: then asked, for it changes by steps.
@@ -79,54 +81,63 @@ class Guide:
             self.changed.clear()
 
     def order(self, new: Array) -> Array:
-        """The rows `new` [n, D] in an order in which neighbours follow one another. Experts that
-        are neighbours in number are neighbours in space, if any are."""
-        Z, centres = new / self.brief.theta.lengthscales, self.brief.centres[::_REGION]
-        squares, step = (centres**2).sum(axis=1), -(-_HELD // len(centres))
-        parts = (Z[i : i + step] for i in range(0, len(Z), step))
-        regions = [(squares - 2.0 * (part @ centres.T)).argmin(axis=1) for part in parts]
-        return np.argsort(np.concatenate(regions), kind="stable")
+        """The rows `new` [n, D] in an order in which neighbours follow one another."""
+        parts = -(-2 * len(new) // _NEIGHBOURS)
+        if parts < 2:
+            return np.arange(len(new))
+        Z = new / self.brief.theta.lengthscales
+        return np.argsort(balanced(Z, parts, np.random.default_rng(0)), kind="stable")
 
     def near(self, new: Array, n: int) -> Array:
-        """The n experts [rows, n] whose rows are nearest to each of the rows `new` [rows, D]."""
+        """The n experts [rows, n] whose rows are nearest to each of the rows `new` [rows, D], which
+        is fast where neighbours follow one another."""
         brief, J = self.brief, self.brief.n_experts
         if n == J:
             return np.tile(np.arange(n), (len(new), 1))
-        Z, squares = new / brief.theta.lengthscales, (brief.centres**2).sum(axis=1)
-        found = np.empty((len(new), n), dtype=np.intp)
-        for rows in np.array_split(np.arange(len(new)), -(-len(new) * J // _HELD)):
-            apart = Z[rows] @ (-2.0 * brief.centres.T)
-            apart += squares
-            apart += (Z[rows] ** 2).sum(axis=1)[:, None]
-            np.sqrt(np.maximum(apart, 0.0, out=apart), out=apart)
-            apart -= brief.radii
+        Z = new / brief.theta.lengthscales
+        found, step = np.empty((len(new), n), dtype=np.intp), min(_NEIGHBOURS, -(-_HELD // J))
+        for rows in (slice(i, i + step) for i in range(0, len(new), step)):
+            some = self._in_reach(Z[rows], n)
+            apart = cdist(Z[rows], brief.centres[some]) - brief.radii[some]
             # The n-th distance and a comparison are faster than places.
             chosen = apart <= np.partition(apart, n - 1, axis=1)[:, n - 1 : n]
-            if np.count_nonzero(chosen) == n * len(rows):
-                found[rows] = np.nonzero(chosen)[1].reshape(-1, n)
+            if np.count_nonzero(chosen) == n * len(apart):
+                found[rows] = some[np.nonzero(chosen)[1]].reshape(-1, n)
             else:  # some are as far as others
-                found[rows] = np.argpartition(apart, n - 1, axis=1)[:, :n]
+                found[rows] = some[np.argpartition(apart, n - 1, axis=1)[:, :n]]
         return found
 
+    def _in_reach(self, Z: Array, n: int) -> Array:
+        """Experts among which the n nearest to each of some scaled rows are: a row that is r from
+        their middle is at most r nearer to an expert, or farther from it, than the middle is."""
+        brief, middle = self.brief, Z.mean(axis=0)
+        r = np.sqrt(((Z - middle) ** 2).sum(axis=1).max())
+        apart = cdist(middle[None], brief.centres)[0] - brief.radii
+        limit = np.partition(apart, n - 1)[n - 1] + 2.0 * r
+        return np.flatnonzero(apart <= limit + 1e-9 * (abs(limit) + r))
+
     def confident(
-        self, new: Array, k: int, settings: Sequence[Setting], prior: Prior, noise: float,
-        engine: LocalEngine,
+        self, new: Array, k: int, n_near: int, settings: Sequence[Setting], prior: Prior,
+        noise: float, engine: LocalEngine,
     ) -> tuple[Array, Gaussian, list[Sums]]:  # fmt: skip
-        """The k < J most confident experts [k, n] at the rows `new` [n, D] of those asked in brief,
-        what they say, and for each setting the sums over all others."""
+        """The k < J most confident experts [k, n] at the rows `new` [n, D] of the n_near nearest,
+        which are asked in brief, what they say, and for each setting the sums over all others."""
+        n_near = min(n_near, self.brief.n_experts)
         parts = [slice(a, a + _BLOCK_ROWS) for a in range(0, len(new), _BLOCK_ROWS)]
         found = list(
-            engine.map(lambda part: self._block(new[part], k, settings, prior, noise), parts)
+            engine.map(
+                lambda part: self._block(new[part], k, n_near, settings, prior, noise), parts
+            )
         )
         experts, mean, var = (np.concatenate([part[i] for part in found], axis=1) for i in range(3))
         rest = [Sums.joined([part[3][i] for part in found]) for i in range(len(settings))]
         return experts, (mean, var), rest
 
     def _block(
-        self, new: Array, k: int, settings: Sequence[Setting], prior: Prior, noise: float
-    ) -> tuple[Array, Array, Array, list[Sums]]:
+        self, new: Array, k: int, n_near: int, settings: Sequence[Setting], prior: Prior,
+        noise: float,
+    ) -> tuple[Array, Array, Array, list[Sums]]:  # fmt: skip
         brief, J = self.brief, self.brief.n_experts
-        n_near = min(max(_IN_BRIEF * k, _LEAST_IN_BRIEF), J)
         near = self.near(new, n_near)
         mean, var = brief.moments(new, near)
         order = np.argpartition(_score(var), k, axis=1)
@@ -174,9 +185,9 @@ def ask(
     def run(group: Array) -> None:
         parts = np.split(group, np.flatnonzero(np.diff(flat[group])) + 1)
         asked = [(int(flat[part[0]]), part % n) for part in parts]
-        for part, found in zip(parts, committee.moments_of(new, asked, engine), strict=True):
-            for values, full in zip(said, found, strict=True):
-                values[part // n, part % n] = full
+        found = zip(*committee.moments_of(new, asked, engine), strict=True)
+        for values, full in zip(said, found, strict=True):
+            values[group // n, group % n] = np.concatenate(full)
 
     if len(order):
         engine.run(run, np.split(order, ends))
@@ -184,15 +195,22 @@ def ask(
 
 @dataclass(frozen=True, order=True)
 class Net:
-    """How many experts may be asked about a row, and by how much their variance in brief may exceed
-    that of the most confident; none where everyone is asked."""
+    """How many experts may be asked about a row, by how much their variance in brief may exceed
+    that of the most confident, and how many are asked in brief; none where everyone is asked."""
 
     experts: int = 0
     margin: float = np.inf
+    near: int = _LEAST_IN_BRIEF
 
     def __or__(self, other: Net) -> Net:
         """That has in it whom one of the two has."""
-        return Net(max(self.experts, other.experts), max(self.margin, other.margin))
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Net(*(max(pair) for pair in pairs))
+
+
+def in_brief(k: int) -> int:
+    """How many experts are asked in brief to find the k most confident."""
+    return max(_IN_BRIEF * k, _LEAST_IN_BRIEF)
 
 
 def routed(
@@ -208,8 +226,8 @@ def routed(
     for part in np.split(order, range(_ROWS, len(new), _ROWS)):
         rows = new[part]
         experts, said, rests = guide.confident(
-            rows, net.experts, settings, prior, noise, engine
-        )  # fmt: skip
+            rows, net.experts, net.near, settings, prior, noise, engine
+        )
         score = _score(said[1])
         wanted = score <= score.min(axis=0) + net.margin
         asked += int(wanted.sum())
@@ -239,27 +257,37 @@ def audit(
     guide: Guide, tolerance: float, engine: LocalEngine,
 ) -> Net:  # fmt: skip
     """The net for answers within `tolerance` of those of everyone, in predictive deviations: the
-    fewest experts, and then the smallest margin."""
+    fewest experts, then the smallest margin, then the fewest in brief."""
     left = noise if setting.space == "f" else 0.0  # y-space holds its noise already
 
     def tried(net: Net) -> tuple[bool, float]:
         found, asked = routed(committee, new, [setting], prior, guide, net, engine)
         return agree(found[0], everyone, left, _CAUTION * tolerance), asked
 
+    def whole(k: int, margin: float = np.inf) -> Net:
+        return Net(k, margin, in_brief(k))
+
     numbers = [k for k in _ASKED if k <= 2 * _MOST * committee.n_experts]
-    held = next((i for i, k in enumerate(numbers) if tried(Net(k))[0]), None)
+    held = next((i for i, k in enumerate(numbers) if tried(whole(k))[0]), None)
     if held is None:
         return Net()
     most = numbers[min(held + 1, len(numbers) - 1)]  # the margin leaves out who is not needed
-    net, fewest = Net(numbers[held]), float(numbers[held])
+    net, fewest = whole(numbers[held]), float(numbers[held])
     for margin in _MARGINS:
-        smaller = Net(most, margin * float(np.max(prior.var)))
+        smaller = whole(most, margin * float(np.max(prior.var)))
         good, asked = tried(smaller)
         if not good:
             break
         if asked < fewest:
             net, fewest = smaller, asked
-    return net if fewest <= _MOST * committee.n_experts else Net()
+    if fewest > _MOST * committee.n_experts:
+        return Net()
+    for near in (n for n in _FEWER if n > net.experts):
+        smaller = replace(net, near=near)
+        if not tried(smaller)[0]:
+            break
+        net = smaller
+    return net
 
 
 def audit_nested(

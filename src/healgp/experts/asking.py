@@ -55,8 +55,9 @@ class Experts:
 
     @property
     def homes(self) -> Array:
-        """A number for each expert; those with the same one can be asked together."""
-        return np.arange(self.n_experts)
+        """A number for each expert; those with the same one can be asked together: a few
+        neighbours, so that a call is worth its bookkeeping and there are many for the threads."""
+        return np.arange(self.n_experts) // min(max(self.n_experts // 64, 1), 16)
 
     def blocks(self) -> list[tuple[int, int]]:
         """Blocks of experts: enough of them for every thread, large enough for cheap bookkeeping.

@@ -296,10 +296,30 @@ class Committee(Experts):
 
         Runs in the calling thread; `prepare` must have been called.
         """
+        experts, shape = np.arange(first, last), (last - first, len(new))
+        begins = np.zeros(len(experts), dtype=np.intp)
+        mean, var = self._moments(new, experts, begins, begins + len(new), engine)
+        return mean.reshape(shape), var.reshape(shape)
+
+    def moments_of(
+        self, new: np.ndarray, asked: list[tuple[int, np.ndarray]], engine: LocalEngine
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The same of some experts, each at its own rows of `new`."""
+        ends = np.cumsum([len(rows) for _, rows in asked])
+        begins = np.concatenate([[0], ends[:-1]])
+        experts, rows = np.array([j for j, _ in asked]), np.concatenate([r for _, r in asked])
+        mean, var = self._moments(new[rows], experts, begins, ends, engine)
+        return [(mean[a:b], var[a:b]) for a, b in zip(begins, ends, strict=True)]
+
+    def _moments(
+        self, new: np.ndarray, experts: np.ndarray, begins: np.ndarray, ends: np.ndarray,
+        engine: LocalEngine,
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """Of some experts, each at a run of the rows `new`, one after another."""
         alpha, _, factors = self._found()
         sizes = self.sizes
         m, D = int(sizes.max()), len(self.XT)
-        mean, var = np.empty((2, last - first, len(new)))
+        mean, var = np.empty((2, int((ends - begins).sum())))
         again = m * m if factors.packed else 0
         wide = m + exact.PAD
         A, Z, scaled, V, r2, phi = engine.scratch(
@@ -307,8 +327,8 @@ class Committee(Experts):
         )
         exact.moments(
             *self._arguments(self.theta), self.XT, self.offsets, sizes, alpha,
-            factors.addresses, factors.packed, first, last, np.ascontiguousarray(new.T),
-            A, Z, scaled, V, r2, phi, mean, var,
+            factors.addresses, factors.packed, experts, begins, ends,
+            np.ascontiguousarray(new.T), A, Z, scaled, V, r2, phi, mean, var,
         )  # fmt: skip
         return mean, var
 

@@ -283,28 +283,31 @@ def _prepared(
 @_JIT
 def moments(
     kernel, shape, signal, noise, lengthscales, XT, offsets, sizes, alpha, factors, packed,
-    first, last, new, A, Zflat, scaled, V, r2, phi, mean, var,
+    experts, begins, ends, new, A, Zflat, scaled, V, r2, phi, mean, var,
 ):  # fmt: skip
-    """Latent mean and variance of the experts first … last − 1 at the rows `new` [D, n], into mean
-    and var [last − first, n]. Factors that are not kept are made again in A.
+    """Latent mean and variance of some experts, expert i of them at the columns begins[i]:ends[i]
+    of `new` [D, n], one after another into mean and var. Factors that are not kept are made again
+    in A.
 
         E[f*] = k*ᵀ(K + σ_y²I)⁻¹y,    var[f*] = σ² − k*ᵀ(K + σ_y²I)⁻¹k*
     """
-    D, n = new.shape
-    for j in range(first, last):
+    D, at = new.shape[0], 0
+    for i in range(len(experts)):
+        j = experts[i]
         start, m = offsets[j], sizes[j]
         Z, U = _prepared(
             kernel, shape, signal, noise, lengthscales, XT, start, m, factors[j], packed, A,
             Zflat, r2, phi,
         )  # fmt: skip
-        for begin in range(0, n, ROWS):
-            rows = min(ROWS, n - begin)
+        for begin in range(begins[i], ends[i], ROWS):
+            rows = min(ROWS, ends[i] - begin)
             block = scaled[: D * rows].reshape(D, rows)
             _scale(new, begin, rows, lengthscales, block)
             _moments(
                 kernel, shape, signal, Z, m, alpha[start : start + m], U, block, rows, V, r2,
-                mean[j - first, begin : begin + rows], var[j - first, begin : begin + rows],
+                mean[at : at + rows], var[at : at + rows],
             )  # fmt: skip
+            at += rows
 
 
 @_JIT
