@@ -98,7 +98,8 @@ def test_full_training_and_other_blocks(client, monkeypatch):
     kw = dict(SMALL, training="full", kernel="matern32", aggregation="gpoe", partition="random")
     expected = ExpertGPRegressor(**kw).fit(X, Y)
     for rows in (200, 1500):
-        monkeypatch.setattr(engine, "_SHARD_ROWS", rows)
+        monkeypatch.setattr(engine, "_MOST_ROWS", rows)
+        monkeypatch.setattr(engine, "_FEWEST_ROWS", rows)
         same(ExpertGPRegressor(engine="dask", **kw).fit(X, Y), expected)
 
 

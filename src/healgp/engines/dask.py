@@ -35,9 +35,10 @@ from healgp.likelihoods import Likelihood
 Array = np.ndarray
 Result = TypeVar("Result")
 
-#: Rows of a shard: a fraction of a second's work for one evaluation, against some milliseconds of
-#: the scheduler's; and shards at most, which then grow with the data.
-_SHARD_ROWS, _MOST_SHARDS = 20_000, 2000
+#: Shards for each thread of a worker, so that all end an evaluation together and one that dies or
+#: joins changes little; the rows that they have at least, for a shard costs the scheduler some
+#: milliseconds, and at most; and shards at most, which then grow with the data.
+_EACH, _FEWEST_ROWS, _MOST_ROWS, _MOST_SHARDS = 4, 5_000, 200_000, 2000
 
 #: Arguments above this many bytes go to the workers directly, not through the scheduler.
 _LARGE = 2**20
@@ -63,6 +64,11 @@ def current_client() -> Any:
             "`from distributed import Client; client = Client()`, for a cluster with "
             "Client('tcp://scheduler:8786')."
         ) from None
+
+
+def n_threads(client: Any) -> int:
+    """Of all workers together."""
+    return max(sum(client.nthreads().values()), 1)
 
 
 class Kept:
@@ -104,7 +110,7 @@ class Sharded(Experts):
     @property
     def ahead(self) -> int:  # type: ignore[override]
         """Calls that keep every worker busy."""
-        return max(2 * sum(self._client.nthreads().values()), 2)
+        return 2 * n_threads(self._client)
 
     def engine(self, n_jobs: int | None) -> LocalEngine:
         """Threads of the client, which mostly wait for the workers."""
@@ -304,7 +310,7 @@ class ShardedCommittee(Sharded):
         def build(X: Array, y: Array, groups: list[Array]) -> Shard:
             return Shard(Committee.from_groups(X, y, groups, kernel, theta))
 
-        bounds, offsets = layout(groups)
+        bounds, offsets = layout(groups, n_threads(current_client()))
         return cls(sharded(X, y, groups, bounds, build), bounds, offsets, kernel, theta)
 
     def _changes(self, s: int) -> Any:
@@ -435,7 +441,7 @@ class ShardedSparse(Sharded):
                 )
             )
 
-        bounds, offsets = layout(groups)
+        bounds, offsets = layout(groups, n_threads(current_client()))
         among = choice(groups, n_inducing, rng)
         self = cls(
             sharded(X, y, groups, bounds, build), bounds, offsets, kernel, theta,
@@ -520,13 +526,19 @@ class ShardedSparse(Sharded):
         )  # fmt: skip
 
 
-def layout(groups: list[Array]) -> tuple[Array, Array]:
+def layout(groups: list[Array], threads: int) -> tuple[Array, Array]:
     """The experts of each shard as bounds, and the rows of each expert as offsets."""
     offsets = np.concatenate([[0], np.cumsum([len(group) for group in groups])])
-    N, J = int(offsets[-1]), len(groups)
-    n = int(np.clip(-(-N // _SHARD_ROWS), min(J, 4), _MOST_SHARDS))
+    N, n = int(offsets[-1]), n_shards(int(offsets[-1]), len(groups), threads)
     cuts = np.searchsorted(offsets, np.arange(1, n) * (N / n))
-    return np.unique(np.concatenate([[0], np.clip(cuts, 1, J), [J]])), offsets
+    return np.unique(np.concatenate([[0], np.clip(cuts, 1, len(groups)), [len(groups)]])), offsets
+
+
+def n_shards(n_rows: int, n_experts: int, threads: int) -> int:
+    """As many for every thread, within the bounds above."""
+    each = max(_EACH, -(-n_rows // (_MOST_ROWS * threads)))
+    most = max(n_rows // _FEWEST_ROWS, 4)
+    return min(each * threads, most, max(_MOST_SHARDS, threads), n_experts)
 
 
 def sharded(
