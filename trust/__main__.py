@@ -28,7 +28,7 @@ PARTS = {
 }
 
 #: Seconds that a part may take at effort 1.
-TIMEOUT = 400.0
+TIMEOUT = 900.0
 
 PAGE = ROOT / "docs" / "trust.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end of the table -->\n"

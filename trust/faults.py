@@ -44,7 +44,7 @@ def answer(model: Any) -> bytes:
 
 # ---- what is run in a process of its own ---------------------------------------------------------
 
-ON_A_CLUSTER = {"kernel": "rbf", "points_per_expert": 50, "random_state": 0, "max_iter": 10}
+ON_A_CLUSTER = {"kernel": "rbf", "points_per_expert": 50, "random_state": 0, "max_iter": 5}
 FEW, FEW_Y = X[:1000], Y[:1000]
 
 
@@ -183,21 +183,45 @@ def workers(tally: Tally, folder: Path, n: int, rng: np.random.Generator) -> Non
 
     expected = ExpertGPRegressor(**ON_A_CLUSTER).fit(FEW, FEW_Y).predict(NEW)
     with a_cluster() as cluster, Client(cluster) as client:
-        client.wait_for_workers(2, timeout=60)
         start = time.monotonic()
         ExpertGPRegressor(engine="dask", **ON_A_CLUSTER).fit(FEW, FEW_Y).predict(NEW)
         lasted = time.monotonic() - start
-        for i in range(n):
-            while not all(alive(nanny.pid) for nanny in cluster.workers.values()):
-                time.sleep(0.05)  # the place of the last one is not taken yet
-            client.wait_for_workers(2, timeout=60)
-            victim = rng.choice([nanny.pid for nanny in cluster.workers.values()])
-            killer = threading.Timer(rng.uniform(0, lasted), os.kill, (victim, signal.SIGKILL))
-            with tally.kept(f"a worker of a cluster, fit {i}"):
+        while n > 0:
+            victim, killed = rng.choice(answering(client)), []
+            killer = threading.Timer(
+                rng.uniform(0, lasted), lambda pid=victim, killed=killed: killed.append(ended(pid))
+            )
+            with tally.kept("a worker of a cluster", 0):
                 killer.start()
                 model = ExpertGPRegressor(engine="dask", **ON_A_CLUSTER).fit(FEW, FEW_Y)
                 np.testing.assert_allclose(model.predict(NEW), expected, rtol=1e-8, atol=1e-8)
             killer.join()
+            tally.faults += sum(killed)
+            n -= sum(killed)
+
+
+def ended(process: int) -> bool:
+    """Kills a process; False if it was not there any more."""
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def answering(client: Any) -> list[int]:
+    """The processes of two workers, once both answer: Dask gives up on a worker that is killed
+    before it has registered, or again some seconds later."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            if len(found := client.run(os.getpid)) == 2:
+                return sorted(found.values())
+        except OSError:  # the last one that was killed is still on the list
+            pass
+        client.cluster.scale(2)
+        assert time.monotonic() < deadline, "a worker is not replaced"
+        time.sleep(0.05)
 
 
 def clients(tally: Tally, folder: Path, n: int, rng: np.random.Generator) -> None:
