@@ -189,7 +189,7 @@ def stream(
             for first, last in blocks:
                 yield slice(begin, min(begin + BLOCK, n)), first, last
 
-    def run(task: tuple[slice, int, int]) -> tuple[slice, int, list[Sums]]:
+    def run(task: tuple[slice, int, int]) -> tuple[slice, bool, list[Sums]]:
         rows, first, last = task
         mean, var = committee.at(rows).moments(new[rows], first, last, engine)
         here = prior.at(rows)
@@ -197,12 +197,12 @@ def stream(
             Sums.of_block(s, mean, in_space(s, var), here.mean, in_space(s, here.var), first, J)
             for s in settings
         ]
-        return rows, last, sums
+        return rows, (first, last) == blocks[-1], sums
 
     totals: list[Sums] = []
-    for rows, last, sums in engine.map(run, tasks()):
+    for rows, done, sums in engine.map(run, tasks()):
         totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
-        if last == J:
+        if done:
             here = prior.at(rows)
             for setting, total, (mean, var) in zip(settings, totals, results, strict=True):
                 mean[rows], var[rows] = total.finish(

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count, pairwise
+from itertools import chain, count, pairwise, zip_longest
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -118,9 +118,12 @@ class Sharded(Experts):
         return LocalEngine(threads, np.ones(threads))
 
     def blocks(self) -> list[tuple[int, int]]:
-        """Blocks of experts, each within one shard."""
+        """Blocks of experts, each within one shard; shards take turns, for neighbours are on
+        different workers."""
         ends = zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True)
-        return [(i, min(i + 32, end)) for start, end in ends for i in range(start, end, 32)]
+        of_shards = ([(i, min(i + 32, b)) for i in range(a, b, 32)] for a, b in ends)
+        rounds = zip_longest(*of_shards)
+        return [block for blocks in rounds for block in blocks if block is not None]
 
     # ---- calls
 
