@@ -110,7 +110,7 @@ class Sharded(Experts):
     @property
     def ahead(self) -> int:  # type: ignore[override]
         """Calls that keep every worker busy."""
-        return 2 * n_threads(self._client)
+        return 4 * n_threads(self._client)
 
     def engine(self, n_jobs: int | None) -> LocalEngine:
         """Threads of the client, which mostly wait for the workers."""
