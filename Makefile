@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Two processes, each with whole files of tests: most tests use one core.
+TWO := -n 2 --dist loadfile
 
 .PHONY: demo test test-slow test-lowest trust fuzz soak check docs bench bench-scale choices reproduce \
 	clean
@@ -11,7 +13,7 @@ demo: $(INSTALLED)
 	$(BIN)/python -m healgp.demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TWO)
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow --durations=10
@@ -36,7 +38,7 @@ test-lowest:
 	$(VENV)-lowest/bin/python -m trust.lowest > $(VENV)-lowest/constraints.txt
 	$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint $(VENV)-lowest/constraints.txt --editable ".[plots,cli,dask]" --group dev
-	$(VENV)-lowest/bin/python -m pytest
+	$(VENV)-lowest/bin/python -m pytest $(TWO)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -153,7 +153,7 @@ def test_refused_in_predict(bad, message):
         (dict(partition=["a", None] * 30), "cannot be sorted"),
         (dict(partition=np.ma.masked_equal(np.arange(60) % 3, 2)), "missing"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
 def test_refused_parameters(parameters, message):
     with pytest.raises(ValueError, match=message):
