@@ -1,5 +1,6 @@
 """A memory budget changes what is kept, never what is predicted."""
 
+import os
 import subprocess
 import sys
 
@@ -52,7 +53,7 @@ rng = np.random.default_rng(0)
 X = rng.uniform(-2, 2, (6000, 2))
 y = np.sin(X[:, 0])
 shared = dict(kernel="rbf", max_iter=1, random_state=0, n_jobs=1, aggregation="gpoe")
-ExpertGPRegressor(points_per_expert=100, **shared).fit(X[:300], y[:300]).predict(X[:300])
+ExpertGPRegressor(points_per_expert=100, **shared).fit(X, y).predict(X)  # all code is there
 with open("/proc/self/statm") as file:
     used = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 150 * 2**20, -1))
@@ -76,6 +77,33 @@ def test_an_address_space_limit_is_kept_or_named():
     assert done.returncode == 0, done.stderr
     assert "points_per_expert" in done.stdout
     assert "memory_budget" in done.stdout
+
+
+UNCOMPILED = """
+import resource
+import numpy as np
+from healgp import ExpertGPRegressor
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + {} * 2**20, -1))
+try:
+    ExpertGPRegressor(kernel="rbf").fit(np.arange(40.0)[:, None], np.arange(40.0))
+except MemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize(("megabytes", "said"), [(30, "compiled code"), (150, "compiling")])
+def test_without_room_for_compiled_code(megabytes, said, tmp_path):
+    """LLVM would end the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNCOMPILED.format(megabytes)], capture_output=True, text=True,
+        check=False, env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+    assert "ulimit -v" in done.stdout
 
 
 @pytest.mark.parametrize("budget", [-1.0, "much"])

@@ -9,7 +9,8 @@ ROOT = Path(healgp.__file__).parent
 
 #: In the order of the data's way; a module may import from its own line and those above.
 LINE = [
-    ["checks", "checkpoint", "jit", "linalg", "metrics", "datasets"],
+    ["checks", "checkpoint", "room"],
+    ["jit", "linalg", "metrics", "datasets"],
     ["kernels", "partition"],
     ["engines.local"],
     ["likelihoods"],

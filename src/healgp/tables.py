@@ -6,6 +6,7 @@ it is saved and loaded as one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import typing
@@ -60,9 +61,18 @@ def _frame(table: Any) -> pd.DataFrame:
     return table.drop_columns(names).to_pandas(ignore_metadata=True)
 
 
+def _text(path: Path, separator: str) -> pd.DataFrame:
+    table = pd.read_csv(path, sep=separator, low_memory=False)
+    for name, column in table.items():  # pandas before 3 takes numbers such as 1e999 for words
+        if pd.api.types.infer_dtype(column) == "string":
+            with contextlib.suppress(ValueError):
+                table[name] = column.astype(float)
+    return table
+
+
 _READERS: dict[str, Any] = {
-    ".csv": lambda path: pd.read_csv(path, low_memory=False),
-    ".tsv": lambda path: pd.read_csv(path, sep="\t", low_memory=False),
+    ".csv": lambda path: _text(path, ","),
+    ".tsv": lambda path: _text(path, "\t"),
     ".parquet": _parquet,
     ".pq": _parquet,
     ".feather": _feather,

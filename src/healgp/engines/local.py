@@ -17,6 +17,8 @@ import numpy as np
 from numba.core import event
 from threadpoolctl import ThreadpoolController
 
+from healgp import room
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -141,27 +143,14 @@ def memory() -> float:
                 found = min(found, float(file.read()))
         except (OSError, ValueError):  # no such group, or no limit ("max")
             pass
-    return max(0.0, min(found, _left_of_addresses()))
-
-
-def _left_of_addresses() -> float:
-    """Bytes that this process may still map, where it has a limit (`ulimit -v`)."""
-    try:
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit == resource.RLIM_INFINITY:
-            return np.inf
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return limit - float(file.read().split()[0]) * resource.getpagesize()
-    except (ImportError, OSError, ValueError):  # a system without such limits, or without /proc
-        return np.inf
+    return max(0.0, min(found, room.left()))
 
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
     """A MemoryError that comes of the work in the block says what to change."""
     try:
+        room.ask()
         yield
     except (MemoryError, RuntimeError) as error:
         said = str(error) or "an allocation failed"
