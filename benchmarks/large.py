@@ -35,6 +35,17 @@ def timed(run: Callable[[], Any]) -> tuple[Any, float]:
     return run(), time.perf_counter() - start
 
 
+def at_best(run: Callable[[], Any], seconds: float = 5.0) -> tuple[Any, float]:
+    """What it gives, and the shortest time of as many runs as fit: other work on the machine only
+    ever makes one longer."""
+    found, best = timed(run)
+    spent = best
+    while spent + best < seconds:
+        _, took = timed(run)
+        spent, best = spent + took, min(best, took)
+    return found, best
+
+
 def fitted(X, y, **parameters) -> tuple[Any, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -50,12 +61,12 @@ def routed() -> str:
         for name, parameters in (("defaults", {}), ("gPoE, T = 100, rbf", paper)):
             model, _ = fitted(X, y, **parameters)
             model.predict(new[:10])  # the audit is part of the first prediction
-            near, fast = timed(lambda: model.predict(new, return_std=True))  # noqa: B023
+            near, fast = at_best(lambda: model.predict(new, return_std=True))  # noqa: B023
             model.set_params(routing=None)
-            all_, slow = timed(lambda: model.predict(new, return_std=True))  # noqa: B023
+            all_, slow = at_best(lambda: model.predict(new, return_std=True))  # noqa: B023
             apart = np.maximum(abs(near[0] - all_[0]), abs(near[1] - all_[1])) / all_[1]
             rows.append([
-                data, name, model.aggregation_, model.n_experts_, f"{slow:.1f}", f"{fast:.1f}",
+                data, name, model.aggregation_, model.n_experts_, f"{slow:.2f}", f"{fast:.2f}",
                 f"**{slow / fast:.1f}**", f"{np.mean(apart <= 1e-3):.2%}", f"{apart.max():.1e}",
             ])  # fmt: skip
             print(rows[-1], flush=True)
