@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import tempfile
 import warnings
 from pathlib import Path
@@ -15,6 +16,10 @@ import pytest
 _SOURCES = sorted((Path(__file__).parent.parent / "src").rglob("*.py"))
 _STATE = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:16]
 os.environ["NUMBA_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"healgp-numba-{_STATE}")
+
+# A shell that starts the tests in the background may have told them to ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import numpy as np  # noqa: E402
 
