@@ -243,22 +243,6 @@ def test_many_experts_take_the_largest_temperature_that_is_about_as_good():
     assert curve.chosen(100) == 100.0
 
 
-def test_the_scale_of_deviations_is_the_best_one():
-    rng = np.random.default_rng(0)
-    z = 0.4 * rng.standard_t(5, 3000)
-    densities = -0.5 * z**2 - 0.5 * np.log(2 * np.pi)
-    after, s = calibration.scaled(densities, z)
-    expected = -0.5 * (z / s) ** 2 - 0.5 * np.log(2 * np.pi) - np.log(s)
-    np.testing.assert_allclose(after, expected, rtol=1e-12)
-    others = [(-0.5 * (z / t) ** 2 - np.log(t)).mean() for t in s * np.array([0.9, 1.0, 1.1])]
-    assert np.argmax(others) == 1
-    almost = rng.standard_normal(3000)
-    assert calibration.scaled(densities, almost) == (densities, 1.0)
-    assert calibration.scaled(densities, np.zeros(3000))[1] == 1.0
-    outlier = np.append(almost[:500], 40.0)  # one row says it all
-    assert calibration.scaled(np.zeros(501), outlier)[1] == 1.0
-
-
 def test_deviations_follow_what_is_left_out(rng):
     # noise is bounded below, and here there is none: the deviations are ten times too large
     X = rng.uniform(-2, 2, (1200, 2))

@@ -75,7 +75,7 @@ def expected(model, new, setting):
     if normalized is None:
         normalized = rule in ("gpoe", "barycenter", "wasserstein") or "softmax" in weighting
     beta = naive.weights(weighting, mean, var, prior_var, 4.0, False, prior_mean)
-    if rule == "grbcm" and weighting == "entropy":
+    if rule == "grbcm" and weighting == "entropy" and setting["normalize_weights"] is not False:
         beta[0] = 1.0
     if normalized:
         beta = beta / beta.sum(axis=0)

@@ -11,6 +11,7 @@ ROOT = Path(healgp.__file__).parent
 LINE = [
     ["checks", "checkpoint", "room"],
     ["jit", "linalg", "metrics", "datasets"],
+    ["deviations"],
     ["kernels", "partition"],
     ["engines.local"],
     ["likelihoods"],

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from healgp.aggregation import Gaussian
+from healgp.deviations import GAUSSIAN, Deviations
 from healgp.engines.local import LocalEngine
 from healgp.prediction import Setting
 from healgp.weights import SCORES
@@ -32,9 +33,6 @@ _WORK, _ROWS = 2_000_000, (200, 2000)
 #: The gain in NLPD that makes up for the cost of the nested rule, and of a smaller temperature
 #: where there are many experts.
 _GAIN, _MANY = 0.002, 32
-
-#: The gain in NLPD that makes up for deviations that are not the model's own.
-_SCALE_GAIN = 0.01
 
 #: A curve whose range is below this has no minimum worth the name.
 _FLAT = 1e-6
@@ -148,34 +146,20 @@ def settings(setting: Setting, committee: Any) -> list[Setting]:
     return [replace(setting, temperature=float(t)) for t in grid]
 
 
-def scaled(log_density: Array, z: Array) -> tuple[Array, float]:
-    """The log densities of rows whose y are z predictive deviations from their means, and what the
-    deviations are to be multiplied by: the root mean square of z, where that gains enough and is
-    not the doing of a few outliers (two standard errors from 1). Then the densities are those after
-    it."""
-    s = float(np.sqrt(np.mean(z**2)))
-    if not 0.0 < s < np.inf or 0.5 * (s**2 - 1.0) - np.log(s) < _SCALE_GAIN:
-        return log_density, 1.0
-    if abs(s**2 - 1.0) < 2.0 * float(np.std(z**2)) / np.sqrt(len(z)):
-        return log_density, 1.0
-    return log_density + 0.5 * z**2 * (1.0 - s**-2) - np.log(s), s
-
-
 @dataclass(frozen=True)
 class Comparison:
-    """NLPD of two rules at the same rows; the one to take: the first, unless the second, which
-    costs more, gains enough to be worth it; and what its deviations are to be multiplied by."""
+    """NLPD of rules at the same rows; the one to take: the first, unless a later one, which costs
+    more, gains enough to be worth it; and what the deviations of y are under it."""
 
     scores: dict[str, float]
     chosen: str
-    scale: float = 1.0
+    deviations: Deviations = GAUSSIAN
 
     @classmethod
-    def of(
-        cls, first: str, one: tuple[Array, float], second: str, other: tuple[Array, float]
-    ) -> Comparison:
-        """From the log densities of each row and the scale of each rule."""
-        scores = {first: float(-one[0].mean()), second: float(-other[0].mean())}
-        if scores[first] - scores[second] > _GAIN:
-            return cls(scores, second, other[1])
-        return cls(scores, first, one[1])
+    def of(cls, judged: dict[str, tuple[Array, Deviations]]) -> Comparison:
+        """From the log densities of each row and the deviations under each rule; one alone is not
+        compared."""
+        scores = {rule: float(-density.mean()) for rule, (density, _) in judged.items()}
+        first, *others = judged
+        chosen = min([first, *others], key=lambda r: scores[r] + (_GAIN if r != first else 0.0))
+        return cls(scores if others else {}, chosen, judged[chosen][1])

@@ -68,14 +68,10 @@ def diagnose(model: ExpertGPRegressor, X: Any = None, y: Any = None) -> Diagnosi
             "and healgp.plots.calibration(model, X, y)."
         )
     found = evidence(model, X, y)
-    return of_numbers(
-        found.prediction,
-        exact_crps=model.likelihood == "gaussian",
-        voters=None if X is None else voters(model, X),
-    )
+    return of_numbers(found.prediction, None if X is None else voters(model, X))
 
 
-def of_numbers(found: Numbers, exact_crps: bool, voters: float | None = None) -> Diagnosis:
+def of_numbers(found: Numbers, voters: float | None = None) -> Diagnosis:
     """The diagnosis of predictions beside what was observed."""
     n = len(found.y)
     coverage = {level: found.coverage(level) for level in LEVELS}
@@ -83,7 +79,7 @@ def of_numbers(found: Numbers, exact_crps: bool, voters: float | None = None) ->
         n=n,
         nlpd=found.nlpd,
         rmse=metrics.rmse(found.y, found.mean),
-        crps=metrics.crps(found.y, found.mean, found.std) if exact_crps else None,
+        crps=found.crps,
         coverage=coverage,
         pit=found.pit(BINS),
         voters=voters,

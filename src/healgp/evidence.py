@@ -9,11 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr
 from sklearn.utils.validation import check_is_fitted
 
-from healgp import metrics
 from healgp.calibration import LeaveOneOut
+from healgp.deviations import Deviations
 from healgp.estimators.base import ExpertGP
 from healgp.estimators.classifier import ExpertGPClassifier
 from healgp.estimators.regressor import ExpertGPRegressor
@@ -34,6 +33,8 @@ class Numbers:
     log_density: Array
     below: Array
     up_to: Array
+    crps: float | None = None  # of counts it has no closed form
+    reach: float = 1.96  # of the 95 % interval, in deviations; of counts about that
 
     @property
     def nlpd(self) -> float:
@@ -104,10 +105,12 @@ class Evidence:
 
 
 def evidence(
-    model: ExpertGP, X: Any = None, y: Any = None, settings: Sequence[Mapping[str, Any]] = ({},)
-) -> Evidence:
+    model: ExpertGP, X: Any = None, y: Any = None, settings: Sequence[Mapping[str, Any]] = ({},),
+    deviations: Deviations | None = None,
+) -> Evidence:  # fmt: skip
     """Predictions at the rows X with targets y under every setting, as `predict_many` takes them;
-    without X and y, at training rows that are left out. Those settings must be of one rule.
+    without X and y, at training rows that are left out. Those settings must be of one rule. With
+    `deviations`, y falls about its mean as these say under every setting.
 
     >>> from healgp import ExpertGPRegressor
     >>> from healgp.datasets import robot_arm
@@ -126,6 +129,8 @@ def evidence(
         chosen, latents = model._latent(X, settings)
         rows = np.arange(len(latents[0][0]))
         targets = model._new_targets(y, len(rows))
+    if deviations is not None:
+        chosen = [replace(setting, deviations=deviations) for setting in chosen]
     return Evidence(
         rows,
         X is None,
@@ -202,8 +207,10 @@ def _observed(
         below, up_to = poisson.cdf(targets - 1.0, mean, var), poisson.cdf(targets, mean, var)
         return Numbers(targets, centre, std, density, below, up_to)
     y = y.astype(float)
-    position = ndtr((y - centre) / std)
-    return Numbers(y, centre, std, metrics.log_density(y, centre, std), position, position)
+    said = setting.deviations
+    position, density = said.position(y, centre, std), said.log_density(y, centre, std)
+    crps, reach = said.crps(y, centre, std), float(said.quantile(0.975))
+    return Numbers(y, centre, std, density, position, position, crps, reach)
 
 
 def _one(width: Array) -> Array:

@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 Array = np.ndarray
 
 
-def _aligned(y: Array, *predictions: Array) -> list[Array]:
+def aligned(y: Array, *predictions: Array) -> list[Array]:
     """As floats; shapes must be equal (a number is allowed), for a column y would spread out."""
     arrays = [np.asarray(a, dtype=float) for a in (y, *predictions)]
     for a in arrays[1:]:
@@ -29,7 +29,7 @@ def _aligned(y: Array, *predictions: Array) -> list[Array]:
 
 def log_density(y: Array, mean: Array, std: Array) -> Array:
     """log N(y | m, s²) of each row."""
-    y, mean, std = _aligned(y, mean, std)
+    y, mean, std = aligned(y, mean, std)
     return -0.5 * ((y - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2.0 * np.pi)
 
 
@@ -40,7 +40,7 @@ def nlpd(y: Array, mean: Array, std: Array) -> float:
 
 def rmse(y: Array, mean: Array) -> float:
     """Root of the mean squared error."""
-    y, mean = _aligned(y, mean)
+    y, mean = aligned(y, mean)
     return float(np.sqrt(np.mean((y - mean) ** 2)))
 
 
@@ -48,14 +48,14 @@ def coverage(y: Array, mean: Array, std: Array, level: float = 0.95) -> float:
     """Share of rows within the central interval of the given level, m ± s Φ⁻¹((1 + level)/2)."""
     if not 0.0 < level < 1.0:
         raise ValueError(f"level={level!r} must be between 0 and 1.")
-    y, mean, std = _aligned(y, mean, std)
+    y, mean, std = aligned(y, mean, std)
     return float(np.mean(np.abs(y - mean) <= ndtri((1.0 + level) / 2.0) * std))
 
 
 def crps(y: Array, mean: Array, std: Array) -> float:
     """Continuous ranked probability score, the mean over rows of
     s [z(2Φ(z) − 1) + 2φ(z) − 1/√π] with z = (y − m)/s; in the units of y, smaller is better."""
-    y, mean, std = _aligned(y, mean, std)
+    y, mean, std = aligned(y, mean, std)
     z = (y - mean) / std
     density = np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
     return float(np.mean(std * (z * (2.0 * ndtr(z) - 1.0) + 2.0 * density - 1.0 / np.sqrt(np.pi))))

@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 import healgp
 from healgp import likelihoods, storage
 from healgp.calibration import Comparison, Curve
+from healgp.deviations import Deviations
 from healgp.encoding import Decoder, Encoder, checked
 from healgp.estimators.scaling import Scaling
 from healgp.experts.committee import Committee
@@ -33,9 +34,9 @@ Array = np.ndarray
 
 #: Objects that may be in a saved model, and their fields that are made again.
 CLASSES = (
-    Committee, SparseCommittee, Sites, Hyperparameters, Scaling, Setting, Curve, Comparison, Net,
-    Arrivals, likelihoods.Gaussian, likelihoods.Poisson, likelihoods.Bernoulli, likelihoods.Softmax,
-    likelihoods.RobustMax,
+    Committee, SparseCommittee, Sites, Hyperparameters, Scaling, Setting, Deviations, Curve,
+    Comparison, Net, Arrivals, likelihoods.Gaussian, likelihoods.Poisson, likelihoods.Bernoulli,
+    likelihoods.Softmax, likelihoods.RobustMax,
 )  # fmt: skip
 MADE_AGAIN = {
     Committee: ("alpha", "factor_bytes", "log_likelihoods", "_factors"),

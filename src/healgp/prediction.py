@@ -15,6 +15,7 @@ import numpy as np
 from healgp import weights as w
 from healgp.aggregation import RULES, Gaussian, Moment
 from healgp.checks import check_bool, check_number, choose
+from healgp.deviations import GAUSSIAN, Deviations
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee
 from healgp.experts.sparse import SparseCommittee
@@ -35,7 +36,7 @@ class Setting:
     normalize_weights: bool | None
     space: str
     n_nearest: int = 8  # experts that "nested" combines
-    scale: float = 1.0  # of the deviations of y
+    deviations: Deviations = GAUSSIAN
 
     def __post_init__(self) -> None:
         choose("aggregation", self.aggregation, (*RULES, "nested"))
@@ -83,7 +84,7 @@ class Setting:
         if name == "uniform":
             return 0.0, np.full_like(var, 1.0 / J)
         weights = w.RAW[name](mean, var, prior_var)
-        if self.aggregation == "grbcm" and first == 0:
+        if self.aggregation == "grbcm" and first == 0 and self.normalize_weights is not False:
             weights[0] = 1.0  # Liu et al. 2018: the first expert keeps its word whole
         return 0.0, weights
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
 
 from healgp import persistence
 from healgp.checks import check_number
@@ -301,7 +300,7 @@ class TableModel:
         else:
             mean, std = self.estimator.predict(X, return_std=True)
             if self.task == "regression":
-                half = ndtri((1.0 + coverage) / 2.0) * std
+                half = self.estimator._half_width(std, coverage)
                 lower, upper = mean - half, mean + half
             else:
                 lower, upper = self.estimator.predict_interval(X, coverage=coverage)

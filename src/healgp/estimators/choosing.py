@@ -1,5 +1,5 @@
 """What a fitted model chooses by itself, from training rows that are left out of their own expert:
-the temperature, the rule, the scale of its deviations, and how many experts are asked."""
+the temperature, the rule, what y's deviations are, and how many experts are asked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from tqdm import tqdm
 
-from healgp import calibration, routing
+from healgp import calibration, deviations, routing
+from healgp.deviations import GAUSSIAN, Deviations
 from healgp.engines.local import LocalEngine
 from healgp.likelihoods import Classification, Gaussian, Poisson
 from healgp.metrics import log_density
@@ -146,42 +147,45 @@ class Choosing(BaseEstimator):
             return {}
         return dict(self._compared(self._setting({"aggregation": "gpoe"})).scores)
 
-    @property
-    def deviation_scale_(self) -> float:
-        """What predictive deviations are multiplied by. With aggregation="auto" it is the root mean
-        square of (y − mean) / deviation at training rows, each left out of its own expert, where
-        that gains at least 0.01 in their NLPD; otherwise 1."""
-        check_is_fitted(self)
-        return self._setting({}).scale
-
     def _compared(self, setting: Setting) -> calibration.Comparison:
         """The two rules at training rows, each left out of its own expert: "gpoe", or "nested"
-        where it gains enough for its cost; it is worked out once."""
+        where it gains enough for its cost; and how far y falls from its mean there. It is worked
+        out once."""
         committee, key = self._committee, replace(setting, aggregation="gpoe", space="f")
-        if not committee.is_exact or committee.n_experts == 1:
+        likelihood = getattr(committee, "likelihood", Gaussian())
+        several = committee.is_exact and committee.n_experts > 1
+        trained = self.max_iter > 0  # else θ was given, and so are the deviations
+        if not isinstance(likelihood, Gaussian) or not (several or trained):
             return calibration.Comparison({}, "gpoe")
         if key not in self._rules:
             rows = self._calibration_rows
             new, targets = committee.inputs(rows), committee.targets(rows)
-            one, density = self._everyone(key), self._log_density(targets)
-            with committee.engine(self.n_jobs) as engine:
-                committee.prepare_once(engine)
-                without: Any = calibration.LeaveOneOut(committee, rows, engine)
-                other = nested(without, new, setting.n_nearest, engine)
+            moments = {"gpoe": self._everyone(key)}
+            if several:
+                with committee.engine(self.n_jobs) as engine:
+                    committee.prepare_once(engine)
+                    without: Any = calibration.LeaveOneOut(committee, rows, engine)
+                    moments["nested"] = nested(without, new, setting.n_nearest, engine)
 
-            def judged(mean: Array, var: Array) -> tuple[Array, float]:
-                values = density(key, mean, var)
-                if self.max_iter == 0:  # θ was given, and so are the deviations
-                    return values, 1.0
-                z = (targets - mean) / np.sqrt(var + self._noise())
-                return calibration.scaled(values, z)
+            def judged(mean: Array, var: Array) -> tuple[Array, Deviations]:
+                std = np.sqrt(var + self._noise())
+                z = (targets - mean) / std
+                said = deviations.found(z, committee.n_experts > 1) if trained else GAUSSIAN
+                return said.log_density(targets, mean, said.scale * std), said
 
-            found = calibration.Comparison.of("gpoe", judged(*one), "nested", judged(*other))
+            found = calibration.Comparison.of({r: judged(*m) for r, m in moments.items()})
             if self.verbose:
-                scores = ", ".join(f"{rule} {v:.4f}" for rule, v in found.scores.items())
-                print(f"aggregation: {found.chosen}; NLPD by leave-one-out: {scores}")
-                if found.scale != 1.0:
-                    print(f"deviations are multiplied by {found.scale:.3g}")
+                if found.scores:
+                    scores = ", ".join(f"{rule} {v:.4f}" for rule, v in found.scores.items())
+                    print(f"aggregation: {found.chosen}; NLPD by leave-one-out: {scores}")
+                said = found.deviations
+                if said.scale != 1.0:
+                    print(f"deviations are multiplied by {said.scale:.3g}")
+                if not said.gaussian:
+                    print(
+                        f"tails are heavier than Gaussian: Student's t with {said.freedom:.3g} "
+                        "degrees of freedom"
+                    )
             self._rules[key] = found
         return self._rules[key]
 
@@ -238,7 +242,7 @@ class Choosing(BaseEstimator):
             setting = replace(setting, temperature=chosen)
         if best_rule:
             found = self._compared(setting)
-            setting = replace(setting, aggregation=found.chosen, scale=found.scale)
+            setting = replace(setting, aggregation=found.chosen, deviations=found.deviations)
         return setting
 
     def _route(self, setting: Setting) -> routing.Net:
@@ -255,7 +259,7 @@ class Choosing(BaseEstimator):
             part = slice(None, None, -(-len(self._calibration_rows) // limit))
             rows = self._calibration_rows[part]
             new = committee.inputs(rows)
-            everyone = None if is_nested else self._everyone(replace(setting, scale=1.0))
+            everyone = None if is_nested else self._everyone(replace(setting, deviations=GAUSSIAN))
             with committee.engine(self.n_jobs) as engine:
                 committee.prepare_once(engine)
                 without: Any = calibration.LeaveOneOut(committee, rows, engine)

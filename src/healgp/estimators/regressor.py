@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any, Self
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import ndtr
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from healgp import joint, metrics, persistence, selection, training
+from healgp import joint, persistence, selection, training
 from healgp.checks import check_number, choose
 from healgp.estimators.base import ExpertGP, _reporter
 from healgp.estimators.partial import PartialFit
@@ -72,7 +72,8 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
         units of y itself; for counts, in units of the prior deviation of f).
     normalize_weights : bool or None, default=None
         Whether weights add up to one. None: always for "gpoe" and the barycenters and for every
-        softmax, never for "ones" and "entropy" in the other rules.
+        softmax, never for "ones" and "entropy" in the other rules. False leaves weights as they
+        are, in "grbcm" the first expert's too, which is one otherwise.
     space : {"f", "y"}, default="f"
         Combine predictions of the latent function, or of noisy observations.
     n_nearest : int, default=8
@@ -154,6 +155,11 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
         What predictive deviations are multiplied by: with aggregation="auto" and several experts,
         the root mean square of (y − mean) / deviation at training rows, each left out of its own
         expert, where that gains 0.01 or more in their NLPD and is beyond chance; otherwise 1.
+    degrees_of_freedom_ : float
+        The shape of y's distribution about its mean. With aggregation="auto" it is Student's t
+        where the same rows show tails that are heavier than Gaussian (a gain of 0.01 or more in
+        their NLPD); intervals and densities follow it (see `healgp.deviations`). Otherwise
+        infinity, the Gaussian.
     temperature_ : float
         The temperature that `predict` uses.
     temperature_curve_ : tuple of arrays
@@ -375,6 +381,18 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
 
     # ---- prediction ------------------------------------------------------------------------
 
+    @property
+    def deviation_scale_(self) -> float:
+        """What predictive deviations are multiplied by."""
+        check_is_fitted(self)
+        return self._setting({}).deviations.scale
+
+    @property
+    def degrees_of_freedom_(self) -> float:
+        """Degrees of freedom of y's distribution about its mean; infinity is the Gaussian."""
+        check_is_fitted(self)
+        return self._setting({}).deviations.freedom
+
     def predict(
         self, X: Any, return_std: bool = False, return_cov: bool = False
     ) -> Array | tuple[Array, Array]:
@@ -398,13 +416,19 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
         """Draws of y at the rows of X together, [n, n_samples]: noise included, and as correlated
-        as `predict(X, return_cov=True)` says."""
+        as `predict(X, return_cov=True)` says. Where the tails are heavier than Gaussian, each row
+        has them, and the rows' ranks are as correlated as those of a Gaussian (a copula)."""
         check_number("n_samples", n_samples, 1, integer=True)
         mean, cov = self._joint(X)
         values, vectors = np.linalg.eigh(cov)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
-        draws = check_random_state(random_state).standard_normal((len(mean), n_samples))
-        return mean[:, None] + root @ draws
+        draws = root @ check_random_state(random_state).standard_normal((len(mean), n_samples))
+        said = self._setting({}).deviations
+        if not said.gaussian:
+            std = np.sqrt(np.diag(cov))[:, None]
+            tail = ndtr(-np.abs(draws) / std)  # the lower one, which has all its digits
+            draws = np.sign(draws) * -said.quantile(tail) * std
+        return mean[:, None] + draws
 
     def _joint(self, X: Any) -> tuple[Array, Array]:
         """Mean and covariance of y between the rows."""
@@ -446,11 +470,12 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
                 )
                 cov = joint.covariance(setting.aggregation, covariances, weights, base + more, var)
             cov = cov if in_y else cov + noise * np.eye(len(new))
-        return self._scaling.mean(mean), setting.scale**2 * self._scaling.var(cov)
+        return self._scaling.mean(mean), setting.deviations.scale**2 * self._scaling.var(cov)
 
     def predict_interval(self, X: Any, coverage: float = 0.95) -> tuple[Array, Array]:
         """Bounds (lower, upper) of the central interval that holds y with the given probability (of
-        counts, at least that)."""
+        counts, at least that): mean ± Φ⁻¹((1 + coverage)/2) std, or the quantiles of Student's t
+        where `degrees_of_freedom_` is finite."""
         check_number("coverage", coverage, 0, positive=True)
         if coverage >= 1:
             raise ValueError(f"coverage={coverage!r} must be below 1; for 95 % it is 0.95.")
@@ -463,8 +488,12 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
             tail = 0.5 * (1.0 - coverage)
             return poisson.quantile(tail, *latent), poisson.quantile(1.0 - tail, *latent)
         mean, std = self.predict_many(X, [{}])[0]
-        half = ndtri((1.0 + coverage) / 2.0) * std
+        half = self._half_width(std, coverage)
         return mean - half, mean + half
+
+    def _half_width(self, std: Array, coverage: float) -> Array:
+        """Half the width of the interval that holds y with the given probability."""
+        return self._setting({}).deviations.quantile(0.5 + 0.5 * coverage) * std
 
     def predict_many(
         self, X: Any, settings: Sequence[Mapping[str, Any]]
@@ -485,7 +514,7 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
         if poisson is not None:
             return poisson.rate(mean, var), np.sqrt(poisson.variance(mean, var))
         noise = self._committee.theta.noise_variance if setting.space == "f" else 0.0
-        return self._scaling.mean(mean), setting.scale * self._scaling.std(var + noise)
+        return self._scaling.mean(mean), setting.deviations.scale * self._scaling.std(var + noise)
 
     def predict_f(self, X: Any) -> tuple[Array, Array]:
         """Mean and variance of the latent function, in the units of y (and their square); of
@@ -510,8 +539,7 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
             _check_counts(y)
             return poisson.log_density(y, *latent)
         mean, std = self.predict_many(X, [{}])[0]
-        y = validated_target(y)
-        return metrics.log_density(y, mean, std)
+        return self._setting({}).deviations.log_density(validated_target(y), mean, std)
 
     def _new_targets(self, y: Any, n: int) -> Array:
         y = validated_target(y)

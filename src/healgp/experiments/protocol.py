@@ -21,6 +21,7 @@ from sklearn.linear_model import LinearRegression
 from threadpoolctl import threadpool_limits
 
 from healgp import ExpertGPClassifier, ExpertGPRegressor, datasets, metrics
+from healgp.evidence import evidence
 
 Array = np.ndarray
 Parameters = Mapping[str, Any]
@@ -66,7 +67,15 @@ _IN_Y: dict[str, dict[str, Any]] = {
     "gpoe 100, y": dict(_TABLE["gpoe 100"], space="y"),
     "rbcm entropy, y": dict(_TABLE["rbcm entropy"], space="y"),
 }
-_GRBCM = {space: dict(aggregation="grbcm", weighting="entropy", space=space) for space in "fy"}
+#: As the paper's equation has it, differential entropy for all experts; and as Liu et al. have it,
+#: one for the first of them.
+_GRBCM = {
+    space + whose: dict(
+        aggregation="grbcm", weighting="entropy", normalize_weights=raw, space=space
+    )
+    for whose, raw in (("", False), (", Liu", None))
+    for space in "fy"
+}
 
 
 @dataclass(frozen=True)
@@ -88,8 +97,10 @@ def _regression(
     if model.partition == _TEN_STARTS:
         model.set_params(partition=_ten_starts)
     model.fit(X, y)
-    results = model.predict_many(new, list(settings.values()))
-    return {key: _scores(target, *r) for key, r in zip(settings, results, strict=True)}
+    found = evidence(model, new, target, list(settings.values())).predictions
+    return {
+        key: [p.nlpd, metrics.rmse(p.y, p.mean)] for key, p in zip(settings, found, strict=True)
+    }
 
 
 def _ten_starts(X: Array, n_experts: int, rng: np.random.Generator) -> Array:

@@ -40,25 +40,45 @@ class Experiment:
     write: Callable[[Choice, Path], tuple[str, list[Entry]]]  # its page, and the cells compared
 
 
-def _at_50(choice: Choice) -> str:
-    """The softmax columns of the table for random partitions at T = 50 beside those that are
-    printed."""
-    rows, printed = [], tables.RANDOM.printed
-    for data in (d for d in choice.data if d in printed):
-        kept = [cell.read(choice.folder) for cell in choice.cells("random-100", data)]
+def _beside(
+    choice: Choice,
+    table: Table,
+    fit: str,
+    wanted: Mapping[int, tuple[str, Sequence[tuple[str, str]]]],
+) -> str:
+    """Columns of a table as printed, by their number, beside settings of a fit, each with the word
+    for it."""
+    rows = []
+    for data in (d for d in choice.data if d in table.printed):
+        kept = [cell.read(choice.folder) for cell in choice.cells(fit, data)]
         there = [k for k in kept if k is not None]
         if there:
             cells = [data]
-            for i, rule in ((1, "gpoe"), (3, "barycenter")):
-                cells.append(tables.values_text(printed[data][i]))
-                for t in (50, 100):
-                    cells.append(
-                        tables.values_text(np.mean([k[f"{rule} {t}"] for k in there], axis=0))
-                    )
+            for column, (_, settings) in wanted.items():
+                cells.append(tables.values_text(table.printed[data][column]))
+                for key, _ in settings:
+                    cells.append(tables.values_text(np.mean([k[key] for k in there], axis=0)))
             rows.append(cells)
-    head = [f"{rule}, {what}" for rule in ("gPoE", "barycenter")
-            for what in ("paper", "T = 50", "T = 100")]  # fmt: skip
-    return "The two softmax columns at either temperature:\n\n" + markdown(rows, ["", *head])
+    head = [f"{name}, {what}" for name, settings in wanted.values()
+            for what in ("paper", *(word for _, word in settings))]  # fmt: skip
+    return markdown(rows, ["", *head])
+
+
+def _at_50(choice: Choice) -> str:
+    """The softmax columns of the table for random partitions at two temperatures."""
+    both = {
+        number: (title, [(f"{rule} {t}", f"T = {t}") for t in (50, 100)])
+        for number, title, rule in ((1, "gPoE", "gpoe"), (3, "barycenter", "barycenter"))
+    }
+    table = _beside(choice, tables.RANDOM, "random-100", both)
+    return f"The two softmax columns at either temperature:\n\n{table}"
+
+
+def _of_liu(choice: Choice) -> str:
+    """grBCM with either weight of the first expert."""
+    words = (("y", "entropy"), ("y, Liu", "one"))
+    table = _beside(choice, tables.GRBCM_Y, "grbcm", {0: ("y-averaging", words)})
+    return f"With either weight of the first expert:\n\n{table}"
 
 
 def _of_tables(
@@ -229,7 +249,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "random": _of_tables(tables.RANDOM, more=_at_50),
     "temperature": _of_tables(*tables.TEMPERATURE, picture=True),
     "points": _of_tables(tables.POINTS),
-    "grbcm-y": _of_tables(tables.GRBCM_Y),
+    "grbcm-y": _of_tables(tables.GRBCM_Y, more=_of_liu),
     "mnist": Experiment(
         "the table of classification",
         lambda choice: [

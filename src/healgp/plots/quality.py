@@ -113,7 +113,7 @@ def predicted_observed(model: ExpertGP, X: Any = None, y: Any = None, ax: Any = 
     ax.plot(found.mean[dots], found.y[dots], ".", color=FIT, markersize=3, alpha=0.4)
     some = spread(n, _INTERVALS)
     inside = (found.up_to >= 0.025) & (found.below <= 0.975)
-    half = 1.96 * found.std
+    half = found.reach * found.std
     for rows, colour, what in (
         (some[inside[some]], FIT, "inside its 95 % interval"),
         (some[~inside[some]], FULL, "outside"),
@@ -139,7 +139,7 @@ def residuals(
     ax: Any = None,
 ) -> Any:
     """Residuals in predicted standard deviations against a column, given by number or name: 95 % of
-    the rows should lie between −1.96 and 1.96, all along it.
+    the rows should lie in the band, all along it.
 
     >>> from healgp import ExpertGPRegressor, plots
     >>> from healgp.datasets import robot_arm
@@ -153,7 +153,7 @@ def residuals(
     found = evidence(model, X, y).prediction
     values = np.asarray(X, dtype=float)[:, d]
     ax = start(ax)
-    ax.axhspan(-1.96, 1.96, color=SOFT, alpha=0.2, linewidth=0, zorder=0)
+    ax.axhspan(-found.reach, found.reach, color=SOFT, alpha=0.2, linewidth=0, zorder=0)
     ax.axhline(0.0, color=SOFT, linewidth=1.0)
     some = spread(len(values), _DOTS)
     z = (found.y - found.mean) / found.std

@@ -144,7 +144,7 @@ def _of_numbers(
     model: Any, found: Numbers, kind: str, X: Any
 ) -> tuple[list[tuple[str, str]], list[str]]:
     voters = None if X is None else diagnosis.voters(model, X)
-    said = diagnosis.of_numbers(found, exact_crps=kind == "measurements", voters=voters)
+    said = diagnosis.of_numbers(found, voters)
     explained = 1.0 - said.rmse**2 / max(float(found.y.var()), 1e-300)
     figures = [
         ("within the 95 % interval", percent(said.coverage[0.95])),
@@ -198,7 +198,7 @@ def _slider(model: Any, X: Any, y: Any) -> Slider | None:
         some = spread(np.shape(X)[0], len(model._calibration_rows))
         X = X.iloc[some] if hasattr(X, "iloc") else np.asarray(X)[some]
         y = np.asarray(y)[some]
-    found = evidence(everyone, X, y, settings)
+    found = evidence(everyone, X, y, settings, model._setting({}).deviations)
     curves, words = [], []
     for t, at in zip(grid, found.predictions, strict=True):
         text = f"Temperature {number(float(t), 3)}: NLPD {number(at.nlpd)}"
@@ -252,7 +252,7 @@ def _uncertain(model: Any, kind: str, found: Evidence, X: Any) -> Uncertain:
                 str(model.classes_[second]), percent(p[i, second]),
             ])  # fmt: skip
     else:
-        mean, std = shown
+        (mean, std), reach = shown, found.prediction.reach
         head, spread = ["predicted", "standard deviation", "95 % interval"], std
         if kind == "counts":
             head = ["rate", "deviation of the rate"]
@@ -261,7 +261,7 @@ def _uncertain(model: Any, kind: str, found: Evidence, X: Any) -> Uncertain:
             cells = [
                 number(mean[i]),
                 number(std[i], 3),
-                f"{number(mean[i] - 1.96 * std[i])} to {number(mean[i] + 1.96 * std[i])}",
+                f"{number(mean[i] - reach * std[i])} to {number(mean[i] + reach * std[i])}",
             ]
             if kind == "counts":
                 cells = [number(mean[i], 3), f"{100 * spread[i]:.0f} %"]

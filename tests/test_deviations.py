@@ -1,0 +1,146 @@
+"""How far y falls from its mean: the distribution itself, and when a model takes which."""
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from healgp import ExpertGPRegressor, deviations, diagnose, load, metrics
+from healgp.deviations import GAUSSIAN, Deviations
+
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+
+
+@pytest.fixture
+def few(rng):
+    return rng.standard_normal(7), rng.standard_normal(7), rng.uniform(0.1, 3.0, 7)
+
+
+@pytest.mark.parametrize("said", [Deviations(1.0, 0.6, 2.3), Deviations(0.5, 1.4, 30.0), GAUSSIAN])
+def test_against_scipy(few, said):
+    y, mean, std = few
+    t = stats.norm(mean, std) if said.gaussian else stats.t(said.freedom, mean, said.core * std)
+    np.testing.assert_allclose(said.log_density(y, mean, std), t.logpdf(y), rtol=1e-12)
+    np.testing.assert_allclose(said.position(y, mean, std), t.cdf(y), rtol=1e-12)
+    for p in (0.001, 0.3, 0.5, 0.975):
+        np.testing.assert_allclose(mean + said.quantile(p) * std, t.ppf(p), rtol=1e-10)
+
+
+@pytest.mark.parametrize("said", [Deviations(1.0, 0.6, 2.3), Deviations(1.0, 1.4, 30.0), GAUSSIAN])
+def test_crps_is_the_integral_that_defines_it(few, said):
+    def integral(y, mean, std):
+        below = integrate.quad(lambda x: said.position(x, mean, std) ** 2, -np.inf, y)[0]
+        return below + integrate.quad(lambda x: said.position(-x, -mean, std) ** 2, y, np.inf)[0]
+
+    expected = np.mean([integral(*row) for row in zip(*few, strict=True)])
+    np.testing.assert_allclose(said.crps(*few), expected, rtol=1e-6)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="shape"):
+        Deviations(1.0, 1.0, 3.0).log_density(np.zeros((3, 1)), np.zeros(3), np.ones(3))
+    for wrong in ((0.0, 1.0, 3.0), (1.0, np.nan, 3.0), (1.0, 1.0, 1.0), (1.0, 1.0, np.nan)):
+        with pytest.raises(ValueError, match="degrees of freedom"):
+            Deviations(*wrong)
+
+
+def test_the_scale_is_the_best_one(rng):
+    z = 0.4 * rng.standard_normal(3000)
+    said = deviations.found(z, True)
+    assert said.gaussian
+    others = [stats.norm.logpdf(z, 0.0, t * said.scale).mean() for t in (0.9, 1.0, 1.1)]
+    assert np.argmax(others) == 1
+    assert deviations.found(rng.standard_normal(3000), True) == GAUSSIAN
+    assert deviations.found(np.zeros(3000), True) == GAUSSIAN
+    assert deviations.found(0.4 * rng.standard_normal(3000), False).scale == 1.0
+    outlier = np.append(rng.standard_normal(500), 40.0)  # one row says it all
+    assert deviations.found(outlier, True).scale == 1.0
+
+
+def test_tails_are_those_with_the_largest_likelihood(rng):
+    z = 0.7 * rng.standard_t(3.0, 5000)
+    said = deviations.found(z, False)
+    nu, _, core = stats.t.fit(z, floc=0.0)
+    np.testing.assert_allclose([said.freedom, said.core], [nu, core], rtol=1e-3)
+    np.testing.assert_allclose([said.freedom, said.core], [3.0, 0.7], rtol=0.1)
+
+
+def test_gaussian_rows_are_left_gaussian():
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        assert deviations.found(rng.standard_normal(rng.integers(1, 400)), False).gaussian
+
+
+def heavy(rng, n):
+    X = rng.uniform(-2, 2, (n, 2))
+    return X, np.sin(2 * X[:, 0]) + X[:, 1] + 0.2 * rng.standard_t(2.5, n)
+
+
+@pytest.mark.parametrize("points", [400, None])
+def test_intervals_hold_what_they_say_where_noise_has_heavy_tails(rng, points, tmp_path):
+    X, y = heavy(rng, 5200)
+    n, new, target = 1200, X[1200:], y[1200:]
+    model = ExpertGPRegressor(points_per_expert=points, kernel="rbf", random_state=0)
+    model.fit(X[:n], y[:n])
+    nu = model.degrees_of_freedom_
+    assert 2.0 < nu < 3.5
+    mean, std = model.predict(new, return_std=True)
+    lower, upper = model.predict_interval(new, 0.9)
+    core = model._setting({}).deviations.core
+    np.testing.assert_allclose(upper, mean + core * stats.t.ppf(0.95, nu) * std, rtol=1e-10)
+    np.testing.assert_allclose(lower + upper, 2 * mean, atol=1e-10)
+    density = model.log_predictive_density(new, target)
+    np.testing.assert_allclose(density, stats.t.logpdf(target, nu, mean, core * std), rtol=1e-10)
+    assert -density.mean() < metrics.nlpd(target, mean, std) - 0.05
+    said = diagnose(model, new, target)
+    assert said.nlpd == pytest.approx(-density.mean())
+    for level in LEVELS:  # three standard errors of 4,000 rows, and what 1,200 leave open of ν
+        error = 3 * np.sqrt(level * (1 - level) / len(new)) + 0.01
+        assert abs(said.coverage[level] - level) < error
+        assert abs(np.mean((lower < target) & (target < upper)) - 0.9) < 0.03
+    # a Gaussian that is as wide at 95 % is far from that at 50 %
+    assert metrics.coverage(target, mean, std, 0.5) > 0.6
+    model.save(tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert again.degrees_of_freedom_ == nu
+    np.testing.assert_array_equal(
+        again.predict_interval(new[:9])[1], model.predict_interval(new[:9])[1]
+    )
+
+
+def test_draws_have_the_tails_of_each_row(rng):
+    X, y = heavy(rng, 600)
+    model = ExpertGPRegressor(points_per_expert=300, kernel="rbf", random_state=0).fit(X, y)
+    assert np.isfinite(model.degrees_of_freedom_)
+    rows = np.array([[0.0, 0.0], [0.001, 0.0], [1.5, -1.0]])
+    draws = model.sample_y(rows, n_samples=20_000, random_state=0)
+    for coverage in (0.5, 0.95, 0.99):
+        lower, upper = model.predict_interval(rows, coverage)
+        inside = (lower[:, None] < draws) & (draws < upper[:, None])
+        np.testing.assert_allclose(inside.mean(axis=1), coverage, atol=0.015)
+    cov = model.predict(rows, return_cov=True)[1]
+    rank = stats.spearmanr(draws[0], draws[1]).statistic
+    expected = 6 / np.pi * np.arcsin(cov[0, 1] / np.sqrt(cov[0, 0] * cov[1, 1]) / 2)
+    assert rank == pytest.approx(expected, abs=0.03)
+
+
+def test_a_rule_or_hyperparameters_that_were_given_keep_their_gaussian(rng):
+    X, y = heavy(rng, 600)
+    model = ExpertGPRegressor(points_per_expert=200, kernel="rbf", random_state=0).fit(X, y)
+    assert np.isfinite(model.degrees_of_freedom_)
+    mean, std = model.set_params(aggregation="gpoe").predict(X[:5], return_std=True)
+    assert model.degrees_of_freedom_ == np.inf
+    np.testing.assert_allclose(
+        model.log_predictive_density(X[:5], y[:5]), stats.norm.logpdf(y[:5], mean, std)
+    )
+    given = ExpertGPRegressor(points_per_expert=200, kernel="rbf", max_iter=0, random_state=0)
+    assert given.fit(X, y).degrees_of_freedom_ == np.inf
+    sparse = ExpertGPRegressor(points_per_expert=300, n_inducing=30, kernel="rbf", random_state=0)
+    assert 1.1 < sparse.fit(X, y).degrees_of_freedom_ < 5
+
+
+def test_gaussian_noise_stays_gaussian(rng):
+    X, y = heavy(rng, 900)
+    y = np.sin(2 * X[:, 0]) + X[:, 1] + 0.2 * rng.standard_normal(900)
+    for points in (300, None):
+        model = ExpertGPRegressor(points_per_expert=points, kernel="rbf", random_state=0)
+        assert model.fit(X, y).degrees_of_freedom_ == np.inf
