@@ -33,6 +33,9 @@ Array = np.ndarray
 #: Experts that make routing worth the audit.
 LEAST_EXPERTS = 32
 
+#: Rows that an expert can be asked about in the time that it takes to sum it up in brief.
+_SUMMED_UP = 400
+
 #: Rows that are routed at a time, rows of a block, neighbours that look for experts together, and
 #: distances that are held at a time.
 _ROWS, _BLOCK_ROWS, _NEIGHBOURS, _HELD = 2**15, 512, 128, 2**18
@@ -79,6 +82,11 @@ class Guide:
         if self.changed:
             self.brief.update(committee, np.array(sorted(self.changed)), engine)
             self.changed.clear()
+
+    def spares(self, asked: int, n: int) -> bool:
+        """Whether asking only some experts about n rows spares more than it costs to sum up those
+        that have changed: not for the few rows that are predicted between batches of a stream."""
+        return n * (self.brief.n_experts - asked) >= _SUMMED_UP * len(self.changed)
 
     def order(self, new: Array) -> Array:
         """The rows `new` [n, D] in an order in which neighbours follow one another."""

@@ -302,7 +302,7 @@ class ExpertGP(Choosing):
             nets = [self._route(setting) for setting in some]
             found = (
                 self._routed(new, some, prior, reduce(operator.or_, nets))
-                if all(net.experts for net in nets)
+                if all(self._is_asked_by(net, len(new)) for net in nets)
                 else self._stream(committee, new, some, prior)
             )
             for i, result in zip(here, found, strict=True):
@@ -324,13 +324,19 @@ class ExpertGP(Choosing):
                 0
             ]
 
+    def _is_asked_by(self, net: routing.Net, n: int) -> bool:
+        """Whether the experts are asked about n rows as a net says, or everyone is."""
+        guide = self._guide
+        return net.experts > 0 and (guide is None or guide.spares(net.experts, n))
+
     def _nested(self, new: Array, setting: Setting) -> tuple[Array, Array]:
-        committee, asked = self._committee, self._route(setting).experts
+        committee, net = self._committee, self._route(setting)
         with (
             committee.engine(self.n_jobs) as engine,
             self._progress("predicting", len(new), "row") as bar,
         ):
             committee.prepare_once(engine)
+            asked = net.experts if self._is_asked_by(net, len(new)) else 0
             route = Route(self._guided(engine), asked) if asked else None
             mean, var = nested(committee, new, setting.n_nearest, engine, route, bar.update)
         # every expert's noise is its own: in y-space the same combination is the best
