@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy import integrate, stats
+from scipy.optimize import minimize_scalar
 
 from healgp import ExpertGPRegressor, deviations, diagnose, load, metrics
 from healgp.deviations import GAUSSIAN, Deviations
@@ -38,36 +39,82 @@ def test_crps_is_the_integral_that_defines_it(few, said):
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="shape"):
         Deviations(1.0, 1.0, 3.0).log_density(np.zeros((3, 1)), np.zeros(3), np.ones(3))
-    for wrong in ((0.0, 1.0, 3.0), (1.0, np.nan, 3.0), (1.0, 1.0, 1.0), (1.0, 1.0, np.nan)):
+    for wrong in (0.0, -1.0, np.nan, np.inf, 1e200, 1e-200):
+        for given in ((wrong, 1.0, 3.0), (1.0, wrong, 3.0)):
+            with pytest.raises(ValueError, match="scale and core"):
+                Deviations(*given)
+    for wrong in (1.0, 0.0, np.nan, 1e16, -np.inf):
         with pytest.raises(ValueError, match="degrees of freedom"):
-            Deviations(*wrong)
+            Deviations(1.0, 1.0, wrong)
 
 
 def test_the_scale_is_the_best_one(rng):
     z = 0.4 * rng.standard_normal(3000)
-    said = deviations.found(z, True)
+    said = deviations.found(z)
     assert said.gaussian
     others = [stats.norm.logpdf(z, 0.0, t * said.scale).mean() for t in (0.9, 1.0, 1.1)]
     assert np.argmax(others) == 1
-    assert deviations.found(rng.standard_normal(3000), True) == GAUSSIAN
-    assert deviations.found(np.zeros(3000), True) == GAUSSIAN
-    assert deviations.found(0.4 * rng.standard_normal(3000), False).scale == 1.0
+    assert deviations.found(rng.standard_normal(3000)) == GAUSSIAN
+    assert deviations.found(np.zeros(3000)) == GAUSSIAN
+    for size in (1e-90, 1e-9, 1e9, 1e90):  # nothing overflows on the way
+        other = deviations.found(size * z)
+        np.testing.assert_allclose(other.scale, size * said.scale, rtol=1e-12)
+        assert other.gaussian
+    assert deviations.found(np.full(9, 1e200)) == GAUSSIAN
     outlier = np.append(rng.standard_normal(500), 40.0)  # one row says it all
-    assert deviations.found(outlier, True).scale == 1.0
+    assert deviations.found(outlier).scale == 1.0
 
 
 def test_tails_are_those_with_the_largest_likelihood(rng):
     z = 0.7 * rng.standard_t(3.0, 5000)
-    said = deviations.found(z, False)
+    said = deviations.found(z)
     nu, _, core = stats.t.fit(z, floc=0.0)
-    np.testing.assert_allclose([said.freedom, said.core], [nu, core], rtol=1e-3)
-    np.testing.assert_allclose([said.freedom, said.core], [3.0, 0.7], rtol=0.1)
+    best = stats.t.logpdf(z, nu, 0.0, core).mean()
+    found = said.log_density(z, 0.0, np.full(5000, said.scale)).mean()
+    assert best - 1e-4 < found < best + 1e-9
+    np.testing.assert_allclose([said.freedom, said.core * said.scale], [3.0, 0.7], rtol=0.1)
+    given = minimize_scalar(
+        lambda c: -stats.t.logpdf(z, said.freedom, 0.0, c).mean(), bounds=(0.1, 3.0),
+        options=dict(xatol=1e-9),
+    )  # fmt: skip
+    np.testing.assert_allclose(said.core * said.scale, given.x, rtol=1e-6)
+
+
+def test_little_changes_little(rng):
+    # on a cluster sums round differently, and predictions must agree to 1e-8
+    for nu in (1.3, 2.5, 8.0):
+        z = 0.01 * rng.standard_t(nu, 2000)
+        one = deviations.found(z)
+        other = deviations.found(z * (1 + 1e-14 * rng.standard_normal(2000)))
+        assert one.freedom == other.freedom
+        np.testing.assert_allclose(one.scale * one.core, other.scale * other.core, rtol=1e-12)
+
+
+def test_tails_and_scale_tell_the_same_width(rng):
+    # whether t is taken or not, the interval is about as wide
+    for seed in range(20):
+        z = 0.01 * np.random.default_rng(seed).standard_t(8.0, 1000)
+        said = deviations.found(z)
+        assert 0.015 < said.scale * said.quantile(0.975) < 0.03
+
+
+def test_rows_that_are_met_exactly():
+    z = np.append(np.zeros(600), np.random.default_rng(0).standard_normal(400))
+    said = deviations.found(z)
+    assert np.isfinite(said.log_density(z, 0.0, np.full(1000, said.scale))).all()
+
+
+def test_far_out_nothing_overflows():
+    said = Deviations(1.0, 0.5, 2.5)
+    y, zero, one = np.array([-1e200, 1e200]), np.zeros(2), np.ones(2)
+    np.testing.assert_allclose(said.log_density(y, zero, one), -1612, rtol=1e-3)
+    assert said.crps(y, zero, one) == pytest.approx(1e200)
 
 
 def test_gaussian_rows_are_left_gaussian():
     for seed in range(200):
         rng = np.random.default_rng(seed)
-        assert deviations.found(rng.standard_normal(rng.integers(1, 400)), False).gaussian
+        assert deviations.found(rng.standard_normal(rng.integers(1, 400))).gaussian
 
 
 def heavy(rng, n):
@@ -132,8 +179,11 @@ def test_a_rule_or_hyperparameters_that_were_given_keep_their_gaussian(rng):
     np.testing.assert_allclose(
         model.log_predictive_density(X[:5], y[:5]), stats.norm.logpdf(y[:5], mean, std)
     )
-    given = ExpertGPRegressor(points_per_expert=200, kernel="rbf", max_iter=0, random_state=0)
-    assert given.fit(X, y).degrees_of_freedom_ == np.inf
+    for points in (200, None):  # what the fit did counts, not what is set afterwards
+        given = ExpertGPRegressor(points_per_expert=points, kernel="rbf", max_iter=0)
+        assert given.fit(X, y).set_params(max_iter=100).degrees_of_freedom_ == np.inf
+        given.fit(X, y).set_params(max_iter=0)
+        assert np.isfinite(given.degrees_of_freedom_)
     sparse = ExpertGPRegressor(points_per_expert=300, n_inducing=30, kernel="rbf", random_state=0)
     assert 1.1 < sparse.fit(X, y).degrees_of_freedom_ < 5
 
@@ -144,3 +194,28 @@ def test_gaussian_noise_stays_gaussian(rng):
     for points in (300, None):
         model = ExpertGPRegressor(points_per_expert=points, kernel="rbf", random_state=0)
         assert model.fit(X, y).degrees_of_freedom_ == np.inf
+
+
+def test_a_stream_that_begins_with_one_expert_compares_rules_later(rng):
+    X, y = heavy(rng, 1000)
+    model = ExpertGPRegressor(points_per_expert=150, kernel="rbf", random_state=0)
+    model.fit(X[:150], y[:150])
+    assert model.n_experts_ == 1
+    assert model.aggregation_scores_ == {}
+    for start in range(150, 1000, 50):
+        model.partial_fit(X[start : start + 50], y[start : start + 50])
+    assert model.n_experts_ > 3
+    assert set(model.aggregation_scores_) == {"gpoe", "nested"}
+
+
+@pytest.mark.parametrize("weighting", ["softmax_variance", "uniform"])
+def test_intervals_in_either_space(rng, weighting):
+    X, y = heavy(rng, 4200)
+    for space in "fy":
+        model = ExpertGPRegressor(
+            points_per_expert=400, n_inducing=30, kernel="rbf", weighting=weighting, space=space,
+            random_state=0,
+        ).fit(X[:1200], y[:1200])  # fmt: skip
+        coverage = diagnose(model, X[1200:], y[1200:]).coverage
+        for level in (0.5, 0.8, 0.95):
+            assert abs(coverage[level] - level) < 0.05

@@ -152,6 +152,8 @@ def describe(model: Any) -> dict[str, Any]:
     }
     if hasattr(estimator, "noise_variance_"):
         said["noise_variance"] = float(estimator.noise_variance_)
+        if np.isfinite(estimator.degrees_of_freedom_):  # JSON has no infinity
+            said["degrees_of_freedom"] = estimator.degrees_of_freedom_
     if estimator.aggregation_ != "nested":
         said["temperature"] = estimator.temperature_
     if hasattr(estimator, "classes_"):

@@ -10,9 +10,9 @@ how heavy its tails.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
 from scipy.special import beta, gammaln, ndtr, ndtri, stdtr, stdtrit
 
 from healgp import metrics
@@ -23,9 +23,13 @@ Array = np.ndarray
 #: likelihood of all rows that makes up for tails.
 _GAIN, _EVIDENCE = 0.01, 5.0
 
-#: Degrees of freedom, and factors of the core, that are looked through. With one degree or less
-#: there would be no mean.
-_FREEDOM, _CORE = (1.1, 200.0), (1e-3, 1e3)
+#: Degrees of freedom that are compared (with one or fewer there would be no mean), and steps to the
+#: core of each, which are more than it takes to the last digit; the narrowest core, beside the root
+#: mean square.
+_FREEDOM, _STEPS, _NARROWEST = np.geomspace(1.1, 100.0, 80), 60, 1e-3
+
+#: What a scale or a core may be, and degrees of freedom that are not infinite.
+_RANGE, _MOST = (1e-100, 1e100), 1e6
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,17 @@ class Deviations:
     freedom: float = np.inf
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.scale < np.inf and 0.0 < self.core < np.inf and self.freedom > 1.0):
-            raise ValueError("scale and core must be above 0, and the degrees of freedom above 1")
+        low, high = _RANGE
+        if not (low < self.scale < high and low < self.core < high):
+            raise ValueError(
+                "scale and core of deviations must be above 0, and not beyond all size"
+            )
+        if not (self.gaussian or 1.0 < self.freedom < _MOST):
+            raise ValueError("degrees of freedom must be above 1, and below 10⁶ or infinite")
 
     @property
     def gaussian(self) -> bool:
-        return not np.isfinite(self.freedom)
+        return self.freedom == np.inf
 
     def log_density(self, y: Array, mean: Array, std: Array) -> Array:
         """log p(y) of each row."""
@@ -71,9 +80,10 @@ class Deviations:
         y, mean, std = metrics.aligned(y, mean, std)
         nu, s = self.freedom, self.core * std
         z = (y - mean) / s
-        density = np.exp(_log_t(z, 1.0, nu))
-        spread = 2.0 * np.sqrt(nu) / (nu - 1.0) * beta(0.5, nu - 0.5) / beta(0.5, 0.5 * nu) ** 2
-        parts = z * (2.0 * stdtr(nu, z) - 1.0) + 2.0 * density * (nu + z**2) / (nu - 1.0) - spread
+        # f(z)(ν + z²) as one exponential: z² alone may overflow
+        product = np.exp(_log_t(z, 1.0, nu) + 2.0 * np.log(np.hypot(np.sqrt(nu), z)))
+        spread = np.sqrt(nu) * beta(0.5, nu - 0.5) / beta(0.5, 0.5 * nu) ** 2
+        parts = z * (2.0 * stdtr(nu, z) - 1.0) + 2.0 * (product - spread) / (nu - 1.0)
         return float(np.mean(s * parts))
 
 
@@ -81,35 +91,39 @@ class Deviations:
 GAUSSIAN = Deviations()
 
 
-def _log_t(z: Array, core: float, nu: float) -> Array:
+def _log_t(z: Array, core: Any, nu: Any) -> Array:
     """log p of z, `core` times Student's t."""
     constant = gammaln(0.5 * (nu + 1.0)) - gammaln(0.5 * nu) - 0.5 * np.log(np.pi * nu)
-    return constant - np.log(core) - 0.5 * (nu + 1.0) * np.log1p((z / core) ** 2 / nu)
+    return constant - np.log(core) - (nu + 1.0) * np.log(np.hypot(1.0, z / (core * np.sqrt(nu))))
 
 
-def found(z: Array, with_scale: bool) -> Deviations:
+def found(z: Array) -> Deviations:
     """The deviations of rows whose y are z predicted deviations from their means.
 
-    `with_scale`, the standard deviation is multiplied by the root mean square of z where that gains
-    enough and is not the doing of a few outliers (two standard errors from 1). Then Student's t is
-    taken where it is clearly more likely than any Gaussian.
+    The standard deviation is multiplied by the root mean square of z where that gains enough and is
+    not the doing of a few outliers (two standard errors from 1). Then Student's t is taken where it
+    is clearly more likely than any Gaussian.
     """
-    square = float(np.mean(z**2))
-    if not 0.0 < square < np.inf:
+    largest = float(np.max(np.abs(z), initial=0.0))
+    if not _RANGE[0] < largest < _RANGE[1]:
         return GAUSSIAN
-    s = np.sqrt(square)
-    enough = 0.5 * (square - 1.0) - np.log(s) >= _GAIN
-    beyond = abs(square - 1.0) >= 2.0 * float(np.std(z**2)) / np.sqrt(len(z))
-    scale = float(s) if with_scale and enough and beyond else 1.0
-    z = z / scale
+    z = z / largest  # so that no power of it overflows
+    square = float(np.mean(z**2))
+    s = largest * np.sqrt(square)
+    enough = 0.5 * (s**2 - 1.0) - np.log(s) >= _GAIN
+    error = float(np.std(z**2)) / np.sqrt(len(z)) / square  # of the mean square, as a share of it
+    scale = float(s) if enough and abs(1.0 - s**-2) >= 2.0 * error else 1.0
+    z = z / np.sqrt(square)
 
-    def loss(p: Array) -> float:
-        return -float(_log_t(z, np.exp(p[0]), np.exp(p[1])).mean())
-
-    start = np.log([np.clip(np.median(np.abs(z)) / ndtri(0.75), *_CORE), 4.0])
-    fit = minimize(loss, start, method="L-BFGS-B", bounds=np.log([_CORE, _FREEDOM]))
-    gain = np.log(s / scale) + 0.5 * (1.0 + np.log(2.0 * np.pi)) - fit.fun  # on the best Gaussian
+    # EM of the core of each t: rows far out count less, by (ν + 1) / (ν + z²/c²)
+    nu, core2 = _FREEDOM[:, None], np.ones((len(_FREEDOM), 1))
+    for _ in range(_STEPS):
+        core2 = np.mean((nu + 1.0) * z**2 / (nu + z**2 / core2), axis=1, keepdims=True)
+        core2 = np.maximum(core2, _NARROWEST**2)  # rows that are met exactly would end it at 0
+    core = np.sqrt(core2)
+    likelihoods = _log_t(z, core, nu).mean(axis=1)
+    best = int(np.argmax(likelihoods))
+    gain = likelihoods[best] + 0.5 * (1.0 + np.log(2.0 * np.pi))  # on the best Gaussian
     if gain < max(_GAIN, _EVIDENCE / len(z)):
         return Deviations(scale)
-    core, freedom = np.exp(fit.x)
-    return Deviations(scale, float(core), float(freedom))
+    return Deviations(scale, float(core[best, 0]) * float(s) / scale, float(_FREEDOM[best]))

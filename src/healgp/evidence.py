@@ -12,7 +12,6 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from healgp.calibration import LeaveOneOut
-from healgp.deviations import Deviations
 from healgp.estimators.base import ExpertGP
 from healgp.estimators.classifier import ExpertGPClassifier
 from healgp.estimators.regressor import ExpertGPRegressor
@@ -105,12 +104,10 @@ class Evidence:
 
 
 def evidence(
-    model: ExpertGP, X: Any = None, y: Any = None, settings: Sequence[Mapping[str, Any]] = ({},),
-    deviations: Deviations | None = None,
-) -> Evidence:  # fmt: skip
+    model: ExpertGP, X: Any = None, y: Any = None, settings: Sequence[Mapping[str, Any]] = ({},)
+) -> Evidence:
     """Predictions at the rows X with targets y under every setting, as `predict_many` takes them;
-    without X and y, at training rows that are left out. Those settings must be of one rule. With
-    `deviations`, y falls about its mean as these say under every setting.
+    without X and y, at training rows that are left out. Those settings must be of one rule.
 
     >>> from healgp import ExpertGPRegressor
     >>> from healgp.datasets import robot_arm
@@ -129,8 +126,6 @@ def evidence(
         chosen, latents = model._latent(X, settings)
         rows = np.arange(len(latents[0][0]))
         targets = model._new_targets(y, len(rows))
-    if deviations is not None:
-        chosen = [replace(setting, deviations=deviations) for setting in chosen]
     return Evidence(
         rows,
         X is None,

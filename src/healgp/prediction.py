@@ -84,7 +84,8 @@ class Setting:
         if name == "uniform":
             return 0.0, np.full_like(var, 1.0 / J)
         weights = w.RAW[name](mean, var, prior_var)
-        if self.aggregation == "grbcm" and first == 0 and self.normalize_weights is not False:
+        raw = self.normalize_weights is not None and not self.normalize_weights
+        if self.aggregation == "grbcm" and first == 0 and not raw:
             weights[0] = 1.0  # Liu et al. 2018: the first expert keeps its word whole
         return 0.0, weights
 

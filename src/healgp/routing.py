@@ -76,17 +76,21 @@ class Guide:
     def __init__(self, committee: Any, engine: LocalEngine) -> None:
         self.brief = Brief.of(committee, engine)
         self.changed: set[int] = set()  # experts of which it does not know yet what they say now
+        self._asked = 0  # experts asked about rows since, that need not have been
 
     def update(self, committee: Any, engine: LocalEngine) -> None:
         """After some experts have changed, or have come after the others."""
         if self.changed:
             self.brief.update(committee, np.array(sorted(self.changed)), engine)
             self.changed.clear()
+            self._asked = 0
 
     def spares(self, asked: int, n: int) -> bool:
-        """Whether asking only some experts about n rows spares more than it costs to sum up those
-        that have changed: not for the few rows that are predicted between batches of a stream."""
-        return n * (self.brief.n_experts - asked) >= _SUMMED_UP * len(self.changed)
+        """Whether asking only some experts about n rows, and about those since experts have
+        changed, spares more than it costs to sum these up: it does not for the few rows that are
+        predicted between the batches of a stream."""
+        self._asked += n * (self.brief.n_experts - asked)
+        return self._asked >= _SUMMED_UP * len(self.changed)
 
     def order(self, new: Array) -> Array:
         """The rows `new` [n, D] in an order in which neighbours follow one another."""

@@ -151,26 +151,27 @@ class Choosing(BaseEstimator):
         """The two rules at training rows, each left out of its own expert: "gpoe", or "nested"
         where it gains enough for its cost; and how far y falls from its mean there. It is worked
         out once."""
-        committee, key = self._committee, replace(setting, aggregation="gpoe", space="f")
+        committee, key = self._committee, replace(setting, aggregation="gpoe")
         likelihood = getattr(committee, "likelihood", Gaussian())
         several = committee.is_exact and committee.n_experts > 1
-        trained = self.max_iter > 0  # else θ was given, and so are the deviations
+        trained = self.n_iter_ > 0  # else θ was given, and so are the deviations
         if not isinstance(likelihood, Gaussian) or not (several or trained):
             return calibration.Comparison({}, "gpoe")
-        if key not in self._rules:
+        known = self._rules.get(key)
+        if known is None or (several and not known.scores):  # one expert has become several
             rows = self._calibration_rows
             new, targets = committee.inputs(rows), committee.targets(rows)
-            moments = {"gpoe": self._everyone(key)}
+            noise, moments = self._noise(), {"gpoe": self._everyone(key)}
             if several:
                 with committee.engine(self.n_jobs) as engine:
                     committee.prepare_once(engine)
                     without: Any = calibration.LeaveOneOut(committee, rows, engine)
-                    moments["nested"] = nested(without, new, setting.n_nearest, engine)
+                    mean, var = nested(without, new, setting.n_nearest, engine)
+                    moments["nested"] = mean, var + (noise if setting.space == "y" else 0.0)
 
             def judged(mean: Array, var: Array) -> tuple[Array, Deviations]:
-                std = np.sqrt(var + self._noise())
-                z = (targets - mean) / std
-                said = deviations.found(z, committee.n_experts > 1) if trained else GAUSSIAN
+                std = np.sqrt(var + (noise if setting.space == "f" else 0.0))
+                said = deviations.found((targets - mean) / std) if trained else GAUSSIAN
                 return said.log_density(targets, mean, said.scale * std), said
 
             found = calibration.Comparison.of({r: judged(*m) for r, m in moments.items()})

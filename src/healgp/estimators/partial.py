@@ -33,7 +33,7 @@ class PartialFit(ExpertGP):
         neither happens. Hyperparameters and scaling stay, and predictions are those of a model with
         these labels that got all rows at once.
 
-        A rule and a temperature that were chosen stay as well, until set_params(temperature=
+        A rule, a temperature and tails that were chosen stay as well, until set_params(temperature=
         "auto"), set_params(aggregation="auto") or `calibrate` asks for them again; routing is
         checked anew whenever the rows have doubled. If it fails, the model is as it was. Not to be
         called while another thread uses the model.

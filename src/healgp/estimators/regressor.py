@@ -73,7 +73,7 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
     normalize_weights : bool or None, default=None
         Whether weights add up to one. None: always for "gpoe" and the barycenters and for every
         softmax, never for "ones" and "entropy" in the other rules. False leaves weights as they
-        are, in "grbcm" the first expert's too, which is one otherwise.
+        are; in "grbcm" with "entropy" the first expert's too, for which Liu et al. have one.
     space : {"f", "y"}, default="f"
         Combine predictions of the latent function, or of noisy observations.
     n_nearest : int, default=8
@@ -150,11 +150,11 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
     aggregation_ : str
         The rule that `predict` uses.
     aggregation_scores_ : dict
-        The NLPD by leave-one-out of the rules that were compared.
+        The NLPD by leave-one-out of the rules that were compared, tails included.
     deviation_scale_ : float
-        What predictive deviations are multiplied by: with aggregation="auto" and several experts,
-        the root mean square of (y − mean) / deviation at training rows, each left out of its own
-        expert, where that gains 0.01 or more in their NLPD and is beyond chance; otherwise 1.
+        What predictive deviations are multiplied by: with aggregation="auto" the root mean square
+        of (y − mean) / deviation at training rows, each left out of its own expert, where that
+        gains 0.01 or more in their NLPD and is beyond chance; otherwise 1.
     degrees_of_freedom_ : float
         The shape of y's distribution about its mean. With aggregation="auto" it is Student's t
         where the same rows show tails that are heavier than Gaussian (a gain of 0.01 or more in

@@ -35,6 +35,9 @@ SMALL = SETS[:4]
 
 TEMPERATURES = (1, 10, 25, 50, 75, 100, 150)
 
+#: Raised when the defaults predict otherwise with the same parameters.
+_DEFAULTS = 2
+
 _SEED: dict[str, Any] = dict(random_state=0)
 #: Every expert is trained, and every expert is asked.
 _WHOLE: dict[str, Any] = dict(training="full", routing=None)
@@ -234,7 +237,8 @@ def parameters_of(fit: str, name: str) -> dict[str, Any]:
     parameters = estimator(**given(fit, name)).get_params()
     for ignored in ("verbose", "n_jobs", "memory_budget", "engine", "checkpoint"):
         del parameters[ignored]
-    return parameters | {"seeds": seeds_of(fit, name)}
+    found = parameters | {"seeds": seeds_of(fit, name)}
+    return found | {"defaults": _DEFAULTS} if fit == "ours" else found
 
 
 def run(fit: str, name: str, split: int) -> dict[str, list[float]]:

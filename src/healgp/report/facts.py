@@ -198,7 +198,7 @@ def _slider(model: Any, X: Any, y: Any) -> Slider | None:
         some = spread(np.shape(X)[0], len(model._calibration_rows))
         X = X.iloc[some] if hasattr(X, "iloc") else np.asarray(X)[some]
         y = np.asarray(y)[some]
-    found = evidence(everyone, X, y, settings, model._setting({}).deviations)
+    found = evidence(everyone, X, y, settings)
     curves, words = [], []
     for t, at in zip(grid, found.predictions, strict=True):
         text = f"Temperature {number(float(t), 3)}: NLPD {number(at.nlpd)}"

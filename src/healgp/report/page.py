@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from healgp.deviations import GAUSSIAN
 from healgp.evidence import Classes
 from healgp.plots.choices import relevance, relevances, training_curve
 from healgp.plots.experts import experts_map
@@ -152,6 +153,15 @@ def _choices(facts: Facts) -> str:
             "as it was asked for" if given else
             "the one that predicts left-out rows best: see the next section",
         ))  # fmt: skip
+    if facts.kind == "measurements" and not _is_plain(model):
+        said = model._setting({}).deviations
+        shape = "Gaussian" if said.gaussian else f"Student’s t, ν = {number(said.freedom, 3)}"
+        factor = "" if said.scale == 1.0 else f", deviations × {number(said.scale, 3)}"
+        lines.append((
+            "error bars", shape + factor,
+            "how far left-out training rows are from their predictions, where that is clearly not "
+            "what the model alone would say",
+        ))  # fmt: skip
     shown = "".join(
         f'<div><dt>{name}</dt><dd class="what">{escape(what)}</dd>'
         f'<dd class="why">{escape(why)}</dd></div>'
@@ -169,6 +179,11 @@ def _choices(facts: Facts) -> str:
     return "\n".join(out)
 
 
+def _is_plain(model: Any) -> bool:
+    """Whether its deviations are the Gaussian ones of its experts."""
+    return model._setting({}).deviations == GAUSSIAN
+
+
 def _slider(facts: Facts) -> str:
     slider = facts.slider
     if slider is None:
@@ -184,6 +199,8 @@ def _slider(facts: Facts) -> str:
             "The rule that was chosen, nested, has no temperature; this is what "
             f"{slider.rule} would give."
         )
+    elif not of_classes and not _is_plain(facts.model):
+        about += "It is shown with Gaussian error bars, the model's own, which it was chosen by."
     where = "training rows, left out" if facts.evidence.left_out else "the rows given"
     last = len(slider.temperatures) - 1
     text = json.dumps(data).replace("<", "\\u003c")
