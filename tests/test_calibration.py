@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from healgp import ExpertGPClassifier, ExpertGPRegressor, calibration, datasets, metrics
+from healgp.deviations import GAUSSIAN
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee
 from healgp.experts.sparse import SparseCommittee
@@ -262,3 +263,15 @@ def test_deviations_follow_what_is_left_out(rng):
     noisy = y + 0.3 * rng.standard_normal(len(y))
     assert model.fit(X[:900], noisy[:900]).deviation_scale_ == 1.0
     assert model.set_params(aggregation="gpoe").fit(X[:900], y[:900]).deviation_scale_ == 1.0
+
+
+def test_the_nested_rule_must_gain_more_where_it_costs_more():
+    def judged(gain):
+        return {"gpoe": (np.zeros(9), GAUSSIAN), "nested": (np.full(9, gain), GAUSSIAN)}
+
+    for gain, n_experts, chosen in (
+        (0.001, 10, "gpoe"), (0.003, 10, "nested"), (0.003, 1000, "gpoe"), (0.03, 1000, "nested"),
+    ):  # fmt: skip
+        found = calibration.Comparison.of(judged(gain), n_experts)
+        assert found.chosen == chosen
+        assert found.scores == {"gpoe": 0.0, "nested": pytest.approx(-gain)}

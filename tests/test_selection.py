@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+import naive
 from healgp import ExpertGPRegressor, metrics, selection
+from healgp.experts.committee import Committee
 from healgp.kernels import KERNELS, Hyperparameters
+from healgp.partition import groups
 from naive import kernel as covariance
 
 
@@ -100,3 +103,21 @@ def test_one_expert_of_many_noisy_rows_finds_the_signal(monkeypatch):
     theta = found().theta
     assert theta.noise_variance > 0.8 > short.noise_variance
     assert theta.lengthscales[0] > 1.5
+
+
+def test_all_rows_decide_between_partitions():
+    # one expert in ten is ten times as noisy: a part of the experts would decide by chance
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (3000, 3))
+    y = np.sin(6 * X[:, 0]) + np.where(X[:, 1] > 0.8, 1.0, 0.05) * rng.standard_normal(3000)
+    theta = Hyperparameters(np.array([0.3, 50.0, 50.0]), 1.0, 0.1)
+    near = np.argsort(np.argsort(X[:, 0])) // 10
+    far = np.argsort(np.argsort(X[:, 2])) // 10
+    made = [Committee.from_groups(X, y, groups(labels), "rbf", theta) for labels in (far, near)]
+    expected = [
+        sum(naive.gp("rbf", X[g], y[g], X[:1], theta.lengthscales, 1.0, 0.1)[2] for g in groups(l))
+        for l in (far, near)
+    ]
+    assert expected[1] > expected[0]
+    assert selection.explains_better(*made, None)
+    assert not selection.explains_better(*made[::-1], None)

@@ -31,8 +31,9 @@ INDIFFERENT = 100.0
 _WORK, _ROWS = 2_000_000, (200, 2000)
 
 #: The gain in NLPD that makes up for the cost of the nested rule, and of a smaller temperature
-#: where there are many experts.
-_GAIN, _MANY = 0.002, 32
+#: where there are many experts. Up to a hundred experts the nested rule costs some times as much as
+#: gPoE; with more, whom it need not ask and the nested rule must, more and more.
+_GAIN, _MANY, _ALIKE = 0.002, 32, 100
 
 #: A curve whose range is below this has no minimum worth the name.
 _FLAT = 1e-6
@@ -156,10 +157,11 @@ class Comparison:
     deviations: Deviations = GAUSSIAN
 
     @classmethod
-    def of(cls, judged: dict[str, tuple[Array, Deviations]]) -> Comparison:
+    def of(cls, judged: dict[str, tuple[Array, Deviations]], n_experts: int) -> Comparison:
         """From the log densities of each row and the deviations under each rule; one alone is not
         compared."""
         scores = {rule: float(-density.mean()) for rule, (density, _) in judged.items()}
         first, *others = judged
-        chosen = min([first, *others], key=lambda r: scores[r] + (_GAIN if r != first else 0.0))
+        cost = _GAIN * max(1.0, n_experts / _ALIKE)
+        chosen = min([first, *others], key=lambda r: scores[r] + (cost if r != first else 0.0))
         return cls(scores if others else {}, chosen, judged[chosen][1])

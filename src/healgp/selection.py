@@ -26,9 +26,6 @@ Array = np.ndarray
 #: iterations, at most; and the relative gain at which training ends that is a start for another.
 _SHARE, _EXPERTS, _ROWS, _ITERATIONS, _TOLERANCE = 0.2, (4, 8), 1000, 20, 1e-5
 
-#: Experts that partitions are compared on, at most.
-_COMPARED = 256
-
 #: Pairs of an expert and a target that sparse experts' θ is first found from, and the rows of each,
 #: at most. An expert of very many rows gives one sample for every so many of them: where there is
 #: much noise, a thousand rows say nothing.
@@ -106,21 +103,16 @@ def _few(groups: list[Array], rng: np.random.Generator) -> list[Array]:
     ]
 
 
-def explains_better(
-    Z: Any, y: Any, old: list[Array], new: list[Array], kernel: str, theta: Hyperparameters,
-    n_jobs: int | None,
-) -> bool:  # fmt: skip
-    """Whether experts with the rows `new` have a larger marginal likelihood than with `old`: each
-    row, on some of the experts where there are many."""
+def explains_better(old: Any, new: Any, n_jobs: int | None) -> bool:
+    """Whether the committee `new` of the same rows has a larger marginal likelihood than `old`. All
+    rows count: experts differ so much in how noisy theirs are that a part of them decides by
+    chance."""
     values = []
-    for groups in (old, new):
-        if len(groups) > _COMPARED:
-            some = np.random.default_rng(0).choice(len(groups), _COMPARED, replace=False)
-            groups = [groups[j] for j in np.sort(some)]
-        committee = Committee.from_groups(Z, y, groups, kernel, theta)
+    for committee in (old, new):
+        committee.factor_bytes = 0.0  # nothing is kept
         with committee.engine(n_jobs) as engine:
             try:
-                values.append(committee.prepare(engine) / committee.n_rows)
+                values.append(committee.prepare(engine))
             except ExpertError:
                 values.append(-np.inf)
     return values[1] > values[0]

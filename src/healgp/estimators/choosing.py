@@ -174,7 +174,9 @@ class Choosing(BaseEstimator):
                 said = deviations.found((targets - mean) / std) if trained else GAUSSIAN
                 return said.log_density(targets, mean, said.scale * std), said
 
-            found = calibration.Comparison.of({r: judged(*m) for r, m in moments.items()})
+            found = calibration.Comparison.of(
+                {r: judged(*m) for r, m in moments.items()}, committee.n_experts
+            )
             if self.verbose:
                 if found.scores:
                     scores = ", ".join(f"{rule} {v:.4f}" for rule, v in found.scores.items())
