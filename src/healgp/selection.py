@@ -109,10 +109,9 @@ def explains_better(old: Any, new: Any, n_jobs: int | None) -> bool:
     chance."""
     values = []
     for committee in (old, new):
-        committee.factor_bytes = 0.0  # nothing is kept
         with committee.engine(n_jobs) as engine:
             try:
-                values.append(committee.prepare(engine))
+                values.append(committee.objective(committee.theta, engine)[0])
             except ExpertError:
                 values.append(-np.inf)
     return values[1] > values[0]

@@ -19,6 +19,7 @@ from healgp.estimators.base import ExpertGP, _reporter
 from healgp.estimators.partial import PartialFit
 from healgp.estimators.scaling import Scaling, blockwise
 from healgp.estimators.validation import validated_target
+from healgp.experts.committee import Committee
 from healgp.likelihoods import Gaussian, Likelihood, Poisson
 from healgp.prediction import Setting
 
@@ -319,14 +320,19 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
                 Z, t, rows, self._kernels(), theta, self.ard, self.max_iter, scaling.x_left,
                 scaling.y_left, rng, self.n_jobs,
             )  # fmt: skip
-        made = self._kinds()[0].from_groups
-        committee = made(Z, t, rows, chosen.kernel, chosen.theta)
+        kind = self._kinds()[0]
         if divide_again:
             again, rows_again, _ = self._partition(X, Z / chosen.theta.lengthscales, rng)
-            other = made(Z, t, rows_again, chosen.kernel, chosen.theta)
-            if selection.explains_better(committee, other, self.n_jobs):
-                labels, rows, committee = again, rows_again, other
-            del other
+            # rows that are here are compared here, and those of a collection where they are
+            here = Committee if isinstance(Z, np.ndarray) else kind
+            old, new = (
+                here.from_groups(Z, t, some, chosen.kernel, chosen.theta)
+                for some in (rows, rows_again)
+            )
+            if selection.explains_better(old, new, self.n_jobs):
+                labels, rows = again, rows_again
+            del old, new
+        committee = kind.from_groups(Z, t, rows, chosen.kernel, chosen.theta)
         # The communication set of grBCM, as positions in the committee's order of rows.
         communication = np.sort(rng.choice(N, m, replace=False))
         with (
