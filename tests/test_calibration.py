@@ -270,7 +270,7 @@ def test_the_nested_rule_must_gain_more_where_it_costs_more():
         return {"gpoe": (np.zeros(9), GAUSSIAN), "nested": (np.full(9, gain), GAUSSIAN)}
 
     for gain, n_experts, chosen in (
-        (0.001, 10, "gpoe"), (0.003, 10, "nested"), (0.003, 1000, "gpoe"), (0.03, 1000, "nested"),
+        (0.001, 10, "gpoe"), (0.003, 10, "nested"), (0.009, 1000, "gpoe"), (0.011, 1000, "nested"),
     ):  # fmt: skip
         found = calibration.Comparison.of(judged(gain), n_experts)
         assert found.chosen == chosen

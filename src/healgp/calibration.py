@@ -31,9 +31,9 @@ INDIFFERENT = 100.0
 _WORK, _ROWS = 2_000_000, (200, 2000)
 
 #: The gain in NLPD that makes up for the cost of the nested rule, and of a smaller temperature
-#: where there are many experts. Up to a hundred experts the nested rule costs some times as much as
-#: gPoE; with more, whom it need not ask and the nested rule must, more and more.
-_GAIN, _MANY, _ALIKE = 0.002, 32, 100
+#: where there are many experts; and from how many on it must be larger in proportion to them, for
+#: whoever must ask all of them pays for each.
+_GAIN, _MANY, _MORE = 0.002, 32, 200
 
 #: A curve whose range is below this has no minimum worth the name.
 _FLAT = 1e-6
@@ -66,9 +66,14 @@ class Curve:
         about as good, for the larger it is, the fewer have a say and must be asked."""
         if not self.matters:
             return INDIFFERENT
-        allowed = _GAIN if n_experts >= _MANY else 0.0
+        allowed = _worth(n_experts) if n_experts >= _MANY else 0.0
         good = np.flatnonzero(self.nlpd <= self.nlpd.min() + allowed)
         return float(self.temperatures[good[-1]])
+
+
+def _worth(n_experts: int) -> float:
+    """The gain that makes up for asking many of them."""
+    return _GAIN * max(1.0, n_experts / _MORE)
 
 
 def has_temperature(setting: Setting) -> bool:
@@ -162,6 +167,6 @@ class Comparison:
         compared."""
         scores = {rule: float(-density.mean()) for rule, (density, _) in judged.items()}
         first, *others = judged
-        cost = _GAIN * max(1.0, n_experts / _ALIKE)
+        cost = _worth(n_experts)
         chosen = min([first, *others], key=lambda r: scores[r] + (cost if r != first else 0.0))
         return cls(scores if others else {}, chosen, judged[chosen][1])

@@ -61,17 +61,18 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
         The rule that combines the experts (see `healgp.aggregation`). "nested" is the best linear
         combination of the `n_nearest` most confident experts at each row, given how they vary
         together (see `healgp.nested`); it costs more. "auto" is "nested" where it predicts training
-        rows clearly better, each left out of its own expert (by 0.002 in NLPD, and by as much again
-        for every hundred experts), else "gpoe".
+        rows clearly better, each left out of its own expert (by 0.002 in NLPD, beyond 200 experts
+        in proportion to them more), else "gpoe".
     weighting : {"ones", "uniform", "entropy", "softmax_variance", "softmax_entropy", \
             "softmax_wasserstein"}, default="softmax_variance"
         The experts' weights (see `healgp.weights`); "poe" and "bcm" always use ones.
     temperature : float or "auto", default="auto"
         Multiplies the score in the softmax: larger is sparser. "auto" takes what predicts a sample
         of training rows best, each left out of its own expert (see `healgp.calibration`); with 32
-        experts or more the largest that is within 0.002 of it, for it is cheaper. In units
-        of standardised y, so that 100 means the same on every data set (with standardize=False, in
-        units of y itself; for counts, in units of the prior deviation of f).
+        experts or more the largest that is within 0.002 of it, for it is cheaper (beyond 200 in
+        proportion to them more). In units of standardised y, so that 100 means the same on every
+        data set (with standardize=False, in units of y itself; for counts, in units of the prior
+        deviation of f).
     normalize_weights : bool or None, default=None
         Whether weights add up to one. None: always for "gpoe" and the barycenters and for every
         softmax, never for "ones" and "entropy" in the other rules. False leaves weights as they
