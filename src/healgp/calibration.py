@@ -31,9 +31,9 @@ INDIFFERENT = 100.0
 _WORK, _ROWS = 2_000_000, (200, 2000)
 
 #: The gain in NLPD that makes up for the cost of the nested rule, and of a smaller temperature
-#: where there are many experts; and from how many on it must be larger in proportion to them, for
-#: whoever must ask all of them pays for each.
-_GAIN, _MANY, _MORE = 0.002, 32, 200
+#: where there are many experts; and from how many on, and up to how many, it must be larger in
+#: proportion to them, for whoever must ask all of them pays for each.
+_GAIN, _MANY, _MORE, _MOST = 0.002, 32, 200, 1200
 
 #: A curve whose range is below this has no minimum worth the name.
 _FLAT = 1e-6
@@ -73,7 +73,7 @@ class Curve:
 
 def _worth(n_experts: int) -> float:
     """The gain that makes up for asking many of them."""
-    return _GAIN * max(1.0, n_experts / _MORE)
+    return _GAIN * max(1.0, min(n_experts, _MOST) / _MORE)
 
 
 def has_temperature(setting: Setting) -> bool:
