@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from healgp.experiments import protocol
+from healgp.progress import progress
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def fill(cells: Iterable[Cell], folder: Path, force: bool = False) -> None:
     missing.sort(key=lambda cell: protocol.effort(cell.fit, cell.data))
     if not missing:
         return
-    with tqdm(missing, unit="fit", dynamic_ncols=True) as bar:
+    with progress(missing, unit="fit", dynamic_ncols=True) as bar:
         for cell in bar:
             bar.set_description(f"{cell.data}, split {cell.split}: {cell.fit}")
             cell.run(folder)
