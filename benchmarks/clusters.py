@@ -19,7 +19,7 @@ import numpy as np
 from distributed import Client, LocalCluster
 
 from healgp import ExpertGPRegressor, datasets
-from healgp.engines import dask as engine
+from healgp.engines import cluster as layout
 from healgp.engines.dask import ShardedCommittee
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee
@@ -159,10 +159,10 @@ def scheduler() -> str:
     """The scheduler alone: shards of one tiny expert each."""
     rng, rows = np.random.default_rng(0), []
     theta = Hyperparameters(np.ones(2), 1.0, 0.1)
-    limits = engine._FEWEST_ROWS, engine._MOST_ROWS, engine._MOST_SHARDS
+    limits = layout._FEWEST_ROWS, layout._MOST_ROWS, layout._MOST_SHARDS
     with cluster(2):
         for S in (100, 1000, 3000, 10_000):
-            engine._FEWEST_ROWS, engine._MOST_ROWS, engine._MOST_SHARDS = 5, 5, S
+            layout._FEWEST_ROWS, layout._MOST_ROWS, layout._MOST_SHARDS = 5, 5, S
             X, y = rng.random((5 * S, 2)), rng.random(5 * S)
             groups = [np.arange(5 * s, 5 * s + 5) for s in range(S)]
             start = time.perf_counter()
@@ -183,7 +183,7 @@ def scheduler() -> str:
             ])  # fmt: skip
             print(rows[-1], flush=True)
             del committee
-    engine._FEWEST_ROWS, engine._MOST_ROWS, engine._MOST_SHARDS = limits
+    layout._FEWEST_ROWS, layout._MOST_ROWS, layout._MOST_SHARDS = limits
     head = ["shards", "made, s", "an evaluation, s", "of a shard, ms"]
     return table(head, rows) + LIMIT
 
@@ -207,7 +207,7 @@ def paper() -> str:
     evaluations, asked, rows = 50, 32, []
     for N, workers in ((10**7, 8), (10**8, 100), (10**9, 1000)):
         experts = N // m
-        n_shards = engine.n_shards(N, experts, workers)
+        n_shards = layout.n_shards(N, experts, workers)
         scheduler_s = 3.5e-3 * n_shards  # as `scheduler` measures it
         once = N * each / workers + scheduler_s
         hours = (evaluations * once + N * ready / workers) / 3600

@@ -7,6 +7,7 @@ import pickle
 import signal
 import threading
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,12 +15,14 @@ from sklearn.datasets import load_digits
 
 pytest.importorskip("distributed", reason="needs the extra dask")
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import pandas as pd
 from distributed import Client, LocalCluster
 
 from healgp import ExpertGPClassifier, ExpertGPRegressor, partition
+from healgp.engines import cluster as layout
 from healgp.engines import dask as engine
 from healgp.engines.rows import Rows
 from healgp.estimators.scaling import center_and_scale
@@ -35,17 +38,22 @@ RULES = ["gpoe", "rbcm", "grbcm", "barycenter", "nested"]
 
 @pytest.fixture(scope="module")
 def cluster():
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
-        silence_logs=logging.CRITICAL,
-    ) as cluster:  # fmt: skip
+    # LocalCluster looks again some seconds after a worker has gone, and closes its place for good
+    # if a worker there has just been killed: then nobody would start another
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+    ):  # fmt: skip
         yield cluster
 
 
 @pytest.fixture
 def client(cluster):
     with Client(cluster) as client:
-        client.wait_for_workers(2)
+        client.wait_for_workers(2, timeout=60)
         yield client
 
 
@@ -98,8 +106,8 @@ def test_full_training_and_other_blocks(client, monkeypatch):
     kw = dict(SMALL, training="full", kernel="matern32", aggregation="gpoe", partition="random")
     expected = ExpertGPRegressor(**kw).fit(X, Y)
     for rows in (200, 1500):
-        monkeypatch.setattr(engine, "_MOST_ROWS", rows)
-        monkeypatch.setattr(engine, "_FEWEST_ROWS", rows)
+        monkeypatch.setattr(layout, "_MOST_ROWS", rows)
+        monkeypatch.setattr(layout, "_FEWEST_ROWS", rows)
         same(ExpertGPRegressor(engine="dask", **kw).fit(X, Y), expected)
 
 
@@ -181,7 +189,7 @@ def test_killed_workers_cost_time_and_nothing_else(kind, client, monkeypatch, tm
     monkeypatch.setattr(engine.ShardedCommittee, "objective", counted)
     before = set(client.run(os.getpid).values())
     model = ExpertGPRegressor(engine="dask", **kw).fit(*given(kind, tmp_path))
-    client.wait_for_workers(2)
+    client.wait_for_workers(2, timeout=60)
     between = set(client.run(os.getpid).values())
     assert len(evaluations) > 4
     assert before != between
@@ -194,33 +202,46 @@ def test_killed_workers_cost_time_and_nothing_else(kind, client, monkeypatch, tm
     same(model, expected)
 
 
-def test_a_worker_that_joins_gets_work(cluster, client, monkeypatch):
+@pytest.mark.parametrize("kind", ["arrays", "dask arrays"])
+def test_a_worker_that_joins_gets_work(kind, cluster, client, monkeypatch, tmp_path):
     kw = dict(SMALL, points_per_expert=300, training="full", kernel="rbf", aggregation="gpoe")
     expected = ExpertGPRegressor(**kw).fit(X, Y)
     evaluations, objective = [], engine.ShardedCommittee.objective
     cluster.scale(1)
+    limit = time.monotonic() + 60
     while len(client.nthreads()) > 1:
+        assert time.monotonic() < limit, "nobody has left"
         time.sleep(0.05)
     (old,) = client.nthreads()
 
+    def tasks():
+        return client.run(lambda dask_worker: dask_worker.state.executed_count)
+
     def counted(self, theta, threads):
-        evaluations.append(theta)
         if len(evaluations) == 3:
             cluster.scale(2)
-            client.wait_for_workers(2)
-        return objective(self, theta, threads)
+            client.wait_for_workers(2, timeout=60)
+        found = objective(self, theta, threads)
+        evaluations.append(tasks())
+        return found
 
     monkeypatch.setattr(engine.ShardedCommittee, "objective", counted)
-    model = ExpertGPRegressor(engine="dask", **kw).fit(X, Y)
+    model = ExpertGPRegressor(engine="dask", **kw).fit(*given(kind, tmp_path))
     (new,) = set(client.nthreads()) - {old}
-    holders = client.who_has([kept.future for kept in model._committee.shards]).values()
-    assert any(new in workers for workers in holders)
+    done = [after[new] - before[new] for before, after in pairwise(evaluations[3:])]
+    assert min(done) > 0, "it sat out an evaluation"
+    shards = [kept.future for kept in model._committee.shards]
+    homes = [workers for workers in client.who_has(shards).values() if new in workers]
+    assert len(homes) >= len(shards) // 2
     same(model, expected)
+    os.kill(client.run(os.getpid)[new], signal.SIGKILL)  # what it was given comes back
+    same(model, expected)
+    client.wait_for_workers(2, timeout=60)
 
 
 def test_a_model_leaves_the_cluster_when_it_is_pickled(cluster, local):
     with Client(cluster) as client:
-        client.wait_for_workers(2)
+        client.wait_for_workers(2, timeout=60)
         model = ExpertGPRegressor(engine="dask", **SMALL).fit(X, Y)
         text = pickle.dumps(model)
     same(pickle.loads(text).set_params(engine="local"), local)

@@ -9,7 +9,7 @@ ROOT = Path(healgp.__file__).parent
 
 #: In the order of the data's way; a module may import from its own line and those above.
 LINE = [
-    ["checks", "checkpoint", "room"],
+    ["checks", "checkpoint", "progress", "room"],
     ["jit", "linalg", "metrics", "datasets"],
     ["deviations"],
     ["kernels", "partition"],
@@ -21,7 +21,9 @@ LINE = [
     ["experts.committee"],
     ["experts.sparse"],
     ["engines.shards"],
+    ["engines.cluster"],
     ["engines.dask"],
+    ["engines.dask_sparse"],
     ["engines.rows"],
     ["training"],
     ["selection"],

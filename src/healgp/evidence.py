@@ -12,11 +12,12 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from healgp.calibration import LeaveOneOut
+from healgp.deviations import GAUSSIAN
 from healgp.estimators.base import ExpertGP
 from healgp.estimators.classifier import ExpertGPClassifier
 from healgp.estimators.regressor import ExpertGPRegressor
 from healgp.nested import nested
-from healgp.prediction import BLOCK, Setting, stream
+from healgp.prediction import BLOCK, Setting
 
 Array = np.ndarray
 
@@ -172,18 +173,18 @@ def _left_out(
         others = np.setdiff1d(np.arange(base.n_rows), model._communication)
         kept = np.intersect1d(rows, others)
         rows = kept if len(kept) else others[:BLOCK]
-    new = base.inputs(rows)
-    committee, prior = model._committee_and_prior(rule, new)
-    places = model._grbcm[3][rows] if rule == "grbcm" and model._grbcm is not None else rows
-    with committee.engine(model.n_jobs) as engine:
-        committee.prepare_once(engine)
-        without: Any = LeaveOneOut(committee, places, engine)
-        if rule == "nested":
-            mean, var = nested(without, new, chosen[0].n_nearest, engine)
-            noise = committee.theta.noise_variance
-            found = [(mean, var + (noise if s.space == "y" else 0.0)) for s in chosen]
-        else:
-            found = stream(without, new, chosen, prior, engine)
+    found: list[tuple[Array, Array]]
+    if rule == "nested":
+        with base.engine(model.n_jobs) as engine:
+            base.prepare_once(engine)
+            without: Any = LeaveOneOut(base, rows, engine)
+            mean, var = nested(without, base.inputs(rows), chosen[0].n_nearest, engine)
+        noise = base.theta.noise_variance
+        found = [(mean, var + (noise if s.space == "y" else 0.0)) for s in chosen]
+    elif rule == "grbcm":
+        found = model._without(rows, chosen)
+    else:  # the temperature was chosen on these rows
+        found = [model._everyone(replace(s, deviations=GAUSSIAN)) for s in chosen]
     latents = [(base.unit * mean, base.unit**2 * var) for mean, var in found]
     return training_order(model)[rows], base.targets(rows), chosen, latents
 

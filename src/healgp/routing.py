@@ -54,11 +54,14 @@ _IN_BRIEF, _LEAST_IN_BRIEF, _FEWER = 8, 256, (128, 64, 32)
 #: then asked, for it changes by steps.
 _MULTIPLES = (2, 4, 8)
 
-#: The share of the tolerance that the rows of an audit must keep, for it has few of them.
+#: The share of the tolerance that the rows of an audit of the nested rule must keep, for it has few
+#: of them.
 _CAUTION = 0.5
 
-#: Rows of an audit at most, and for the nested rule, which costs more.
-AUDITED, AUDITED_NESTED = 1000, 300
+#: Rows of an audit of the nested rule at most, which costs much; other rules are audited on all the
+#: rows that the temperature is chosen on. Few rows see few of the experts that know more of a place
+#: than they say in brief: of airline, 765 rows all agreed where 0.14 % of new ones did not.
+AUDITED_NESTED = 300
 
 
 def has_route(setting: Setting) -> bool:
@@ -274,7 +277,7 @@ def audit(
 
     def tried(net: Net) -> tuple[bool, float]:
         found, asked = routed(committee, new, [setting], prior, guide, net, engine)
-        return agree(found[0], everyone, left, _CAUTION * tolerance), asked
+        return agree(found[0], everyone, left, tolerance), asked
 
     def whole(k: int, margin: float = np.inf) -> Net:
         return Net(k, margin, in_brief(k))

@@ -6,83 +6,46 @@ does not depend on where they were. Predictions send rows to the shards that are
 
 What a worker held when it died is brought to another: shards of Dask collections by Dask itself,
 which knows how they were made; shards of arrays by the client, which keeps the rows. Calls are pure
-functions of a shard, so they are simply made again.
+functions of a shard, so they are simply made again. A worker that joins is given its share of the
+shards: left to itself, Dask would move them only while others are far behind with their work.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count, pairwise, zip_longest
+from itertools import count, zip_longest
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from healgp.engines import shards as on_worker
+from healgp.engines.cluster import (
+    ATTEMPTS,
+    Kept,
+    current_client,
+    given,
+    layout,
+    n_threads,
+    same,
+    sharded,
+)
 from healgp.engines.local import LocalEngine
 from healgp.engines.shards import Shard
 from healgp.experts.asking import Experts
 from healgp.experts.committee import Committee, check
-from healgp.experts.sparse import SparseCommittee, choice, total
-from healgp.experts.variational import Sites
 from healgp.kernels import Hyperparameters
-from healgp.likelihoods import Likelihood
 
 Array = np.ndarray
 Result = TypeVar("Result")
 
-#: Shards for each thread of a worker, so that all end an evaluation together and one that dies or
-#: joins changes little; the rows that they have at least, for a shard costs the scheduler some
-#: milliseconds, and at most; and shards at most, which then grow with the data.
-_EACH, _FEWEST_ROWS, _MOST_ROWS, _MOST_SHARDS = 4, 5_000, 200_000, 2000
-
 #: Arguments above this many bytes go to the workers directly, not through the scheduler.
 _LARGE = 2**20
 
-#: How often a call is made again that was lost with a worker.
-_ATTEMPTS = 20
-
 #: Numbers of what shards have been prepared for.
-_TOKENS = count()
-
-
-def current_client() -> Any:
-    """The current Dask client."""
-    try:
-        from distributed import default_client
-    except ImportError:
-        raise ImportError("engine='dask' needs Dask: pip install 'healgp[dask]'.") from None
-    try:
-        return default_client()
-    except ValueError:
-        raise ValueError(
-            "engine='dask' needs a running Dask client. Start one first: on this machine with "
-            "`from distributed import Client; client = Client()`, for a cluster with "
-            "Client('tcp://scheduler:8786')."
-        ) from None
-
-
-def n_threads(client: Any) -> int:
-    """Of all workers together."""
-    return max(sum(client.nthreads().values()), 1)
-
-
-class Kept:
-    """Something on a worker that can be brought there again."""
-
-    def __init__(self, bring: Callable[[], Any]) -> None:
-        self._bring, self._lock = bring, threading.Lock()
-        self.future = bring()
-
-    def restore(self) -> None:
-        """Brings it again if it was lost."""
-        with self._lock:
-            if self.future.status in ("cancelled", "lost", "error"):
-                self.future = self._bring()
+TOKENS = count()
 
 
 @dataclass
@@ -95,8 +58,9 @@ class Sharded(Experts):
     kernel: str
     theta: Hyperparameters
     factor_bytes: float | None = None
-    _token: int = field(default_factory=lambda: next(_TOKENS), repr=False)
+    _token: int = field(default_factory=lambda: next(TOKENS), repr=False)
     _client: Any = field(default_factory=current_client, repr=False)
+    _workers: frozenset[str] | None = field(default=None, repr=False)  # None: nobody is welcomed
 
     latent_shape: ClassVar[Any]  # as of the committees on one machine
 
@@ -125,6 +89,20 @@ class Sharded(Experts):
         rounds = zip_longest(*of_shards)
         return [block for blocks in rounds for block in blocks if block is not None]
 
+    def __post_init__(self) -> None:
+        self._workers = frozenset(self._client.nthreads())
+
+    def _welcome(self) -> None:
+        """Gives workers that have joined their share of the shards."""
+        if self._workers is None:
+            return
+        workers = sorted(self._client.nthreads())
+        joined, self._workers = set(workers) - self._workers, frozenset(workers)
+        for s, kept in enumerate(self.shards if joined else []):
+            home = workers[s % len(workers)]
+            if home in joined and not kept.move(self._client, home):
+                joined.remove(home)  # it has gone again, or is too busy
+
     # ---- calls
 
     def _start(self, kept: list[Kept], submit: Callable[[], Any]) -> Callable[[], Any]:
@@ -136,7 +114,7 @@ class Sharded(Experts):
 
         def finish() -> Any:
             future = first
-            for _ in range(_ATTEMPTS):
+            for _ in range(ATTEMPTS):
                 try:
                     return future.result()
                 except (CancelledError, KilledWorker):
@@ -154,18 +132,19 @@ class Sharded(Experts):
             if isinstance(argument, Kept):
                 return argument.future
             if isinstance(argument, np.ndarray) and argument.nbytes > _LARGE:
-                return _given(self._client, argument, s)
+                return given(self._client, argument, s)
             return argument
 
         def submit() -> Any:
-            given = [sent(argument) for argument in (self.shards[s], *arguments)]
-            return self._client.submit(function, *given, pure=False)
+            there = [sent(argument) for argument in (self.shards[s], *arguments)]
+            return self._client.submit(function, *there, pure=False)
 
         kept = [self.shards[s]] + [a for a in arguments if isinstance(a, Kept)]
         return self._start(kept, submit)
 
     def _all(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """function(shard, *arguments) of all shards, in their order."""
+        self._welcome()
         waits = [self._call(s, function, *arguments) for s in range(len(self.shards))]
         return [wait() for wait in waits]
 
@@ -187,6 +166,7 @@ class Sharded(Experts):
 
     def prepare_once(self, engine: LocalEngine) -> None:
         """Shards prepare themselves when they are asked."""
+        self._welcome()
 
     def moments(
         self, new: Array, first: int, last: int, engine: LocalEngine
@@ -265,18 +245,15 @@ class Sharded(Experts):
         raise NotImplementedError
 
     def __reduce__(self) -> Any:
-        return _same, (self.local(),)
+        return same, (self.local(),)
 
     def passport(self) -> Passport:
         """What goes to a worker that is to ask the shards itself."""
         state = self.__dict__ | {"shards": [kept.future for kept in self.shards], "_client": None}
+        state["_workers"] = None  # the client moves shards, and nobody else
         if "_known" in state:
             state["_known"] = {}
         return Passport(type(self), state)
-
-
-def _same(value: Result) -> Result:
-    return value
 
 
 @dataclass
@@ -338,6 +315,7 @@ class ShardedCommittee(Sharded):
     def _each(self, experts: Array, function: Any, *arguments: Any) -> list[Any]:
         """function(shard, *arguments, experts there) of the shards that have some of the experts;
         None stands for all."""
+        self._welcome()
         waits = []
         for s, there in self._places(experts):
             everyone = len(there) == self.bounds[s + 1] - self.bounds[s]
@@ -346,7 +324,7 @@ class ShardedCommittee(Sharded):
 
     def prepare(self, engine: LocalEngine) -> float:
         """Every shard works out what predictions need. Returns Σ_j log p_j."""
-        self._token = next(_TOKENS)
+        self._token = next(TOKENS)
         changes = self._changes(0)
         log_likelihood = np.concatenate(self._all(on_worker.factorize, self._token, changes))
         check(log_likelihood, self.sizes, self.theta)
@@ -411,166 +389,3 @@ class _Some:
 
     def objective(self, theta: Hyperparameters, engine: LocalEngine) -> tuple[float, Array]:
         return self.committee.objective_of(theta, self.experts)
-
-
-@dataclass
-class ShardedSparse(Sharded):
-    """Sparse experts in shards. The workers have the rows; inducing inputs and sites, which change
-    from step to step, are the client's and travel with each call."""
-
-    likelihood: Likelihood = field(default_factory=Likelihood)
-    Z: Array = field(default_factory=lambda: np.empty((0, 0)))
-    z_offsets: Array = field(default_factory=lambda: np.zeros(1, dtype=np.intp))
-    sites: Sites = field(default_factory=lambda: Sites.silent(0, 1))
-    _known: dict[int, Kept] = field(default_factory=dict, repr=False)
-
-    is_exact = False
-    latent_shape, unit = SparseCommittee.latent_shape, SparseCommittee.unit
-    sample = SparseCommittee.sample
-
-    @classmethod
-    def from_groups(
-        cls, X: Any, y: Any, groups: list[Array], kernel: str, theta: Hyperparameters,
-        likelihood: Likelihood, n_inducing: int, rng: np.random.Generator, engine: LocalEngine,
-    ) -> ShardedSparse:  # fmt: skip
-        """As of a committee on one machine; X and y arrays, or the rows of Dask collections."""
-
-        def build(X: Array, y: Array, groups: list[Array]) -> Shard:
-            rows, ends = np.concatenate(groups), np.cumsum([0] + [len(group) for group in groups])
-            nothing = np.empty((0, X.shape[1])), np.zeros(len(ends), dtype=np.intp)
-            return Shard(
-                SparseCommittee(
-                    X[rows], y[rows], ends, kernel, theta, likelihood, *nothing, Sites.silent(0, 1)
-                )
-            )
-
-        bounds, offsets = layout(groups, n_threads(current_client()))
-        among = choice(groups, n_inducing, rng)
-        self = cls(
-            sharded(X, y, groups, bounds, build), bounds, offsets, kernel, theta,
-            likelihood=likelihood,
-        )  # fmt: skip
-        waits = [
-            self._call(s, on_worker.inducing, n_inducing, among[a:b])
-            for s, (a, b) in enumerate(pairwise(bounds))
-        ]
-        Z = list(chain.from_iterable(wait() for wait in waits))
-        self.Z, self.z_offsets = np.concatenate(Z), np.cumsum([0] + [len(z) for z in Z])
-        self.sites = Sites(*likelihood.first_sites(self.targets(np.arange(self.n_rows))))
-        return self
-
-    def _rows_of(self, s: int) -> slice:
-        return slice(*self.offsets[self.bounds[s : s + 2]])
-
-    def _inducing_of(self, s: int) -> slice:
-        return slice(*self.z_offsets[self.bounds[s : s + 2]])
-
-    def _z_offsets_of(self, s: int) -> Array:
-        ends = self.z_offsets[self.bounds[s] : self.bounds[s + 1] + 1]
-        return ends - ends[0]
-
-    def _changes(self, s: int) -> Any:
-        """Where θ, likelihood, inducing inputs and sites of a shard lie, once they are there."""
-        if s not in self._known:
-            changes = self._but_sites(s) | {"sites": self.sites[self._rows_of(s)]}
-            self._known[s] = Kept(lambda: _given(self._client, changes, s))
-        return self._known[s]
-
-    def _but_sites(self, s: int) -> dict[str, Any]:
-        return {
-            "theta": self.theta, "likelihood": self.likelihood, "Z": self.Z[self._inducing_of(s)],
-            "z_offsets": self._z_offsets_of(s), "factor_bytes": self._room(),
-        }  # fmt: skip
-
-    def objective(
-        self, theta: Hyperparameters, likelihood: Likelihood, Z: Array, engine: LocalEngine
-    ) -> tuple[float, Array, Array]:
-        """As of a committee on one machine."""
-        waits = [
-            self._call(
-                s, on_worker.terms, theta, likelihood, Z[self._inducing_of(s)],
-                self._z_offsets_of(s), *self._sites_of(s),
-            )
-            for s in range(len(self.shards))
-        ]  # fmt: skip
-        return total(chain.from_iterable(self._with_sites(waits)))
-
-    def _sites_of(self, s: int) -> tuple[Array, Array]:
-        sites = self.sites[self._rows_of(s)]
-        return sites.weight, sites.shift
-
-    def _with_sites(self, waits: list[Callable[[], Any]]) -> list[Any]:
-        """What the calls found; the sites that came with it are kept."""
-        results = [
-            wait() for wait in waits
-        ]  # all or nothing: an interrupt leaves them as they were
-        for s, (_, sites) in enumerate(results):
-            rows = self._rows_of(s)
-            self.sites.weight[rows], self.sites.shift[rows] = sites.weight, sites.shift
-        return [found for found, _ in results]
-
-    def prepare(self, engine: LocalEngine) -> float:
-        """Finds every q(u). Returns Σ_j ELBO_j."""
-        self._token, self._known = next(_TOKENS), {}
-        waits = [
-            self._call(
-                s, on_worker.bounds, self._token, self._but_sites(s), *self._sites_of(s)
-            )
-            for s in range(len(self.shards))
-        ]  # fmt: skip
-        return sum(chain.from_iterable(self._with_sites(waits)))
-
-    def local(self) -> SparseCommittee:
-        parts = self._all(on_worker.whole)
-        return SparseCommittee(
-            np.concatenate([part.X for part in parts]), np.concatenate([part.y for part in parts]),
-            self.offsets, self.kernel, self.theta, self.likelihood, self.Z, self.z_offsets,
-            self.sites, self.factor_bytes,
-        )  # fmt: skip
-
-
-def layout(groups: list[Array], threads: int) -> tuple[Array, Array]:
-    """The experts of each shard as bounds, and the rows of each expert as offsets."""
-    offsets = np.concatenate([[0], np.cumsum([len(group) for group in groups])])
-    N, n = int(offsets[-1]), n_shards(int(offsets[-1]), len(groups), threads)
-    cuts = np.searchsorted(offsets, np.arange(1, n) * (N / n))
-    return np.unique(np.concatenate([[0], np.clip(cuts, 1, len(groups)), [len(groups)]])), offsets
-
-
-def n_shards(n_rows: int, n_experts: int, threads: int) -> int:
-    """As many for every thread, within the bounds above."""
-    each = max(_EACH, -(-n_rows // (_MOST_ROWS * threads)))
-    most = max(n_rows // _FEWEST_ROWS, 4)
-    return min(each * threads, most, max(_MOST_SHARDS, threads), n_experts)
-
-
-def sharded(
-    X: Any, y: Any, groups: list[Array], bounds: Array,
-    build: Callable[[Array, Array, list[Array]], Shard],
-) -> list[Kept]:  # fmt: skip
-    """The shards of some rows; build(X, y, groups) makes one."""
-    client = current_client()
-    if not isinstance(X, np.ndarray):
-        return [Kept(bring) for bring in X.shards(y, groups, bounds, build, client)]
-
-    def kept(s: int, shard: Shard) -> Kept:
-        return Kept(lambda: _given(client, shard, s))
-
-    parts = [groups[a:b] for a, b in pairwise(bounds)]
-    return [kept(s, build(X, y, part)) for s, part in enumerate(parts)]
-
-
-def _given(client: Any, value: Any, s: int) -> Any:
-    """A value on one of the workers, which take turns. One that has just died may still be on the
-    list: then another is tried."""
-    for attempt in range(_ATTEMPTS):
-        while not (workers := sorted(client.nthreads())):
-            client.wait_for_workers(1)
-        worker = workers[(s + attempt) % len(workers)]
-        try:
-            return client.scatter([value], workers=[worker], hash=False)[0]
-        except (OSError, TimeoutError, KeyError, ValueError):
-            if attempt == _ATTEMPTS - 1:
-                raise
-            time.sleep(0.2)
-    raise AssertionError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from healgp.engines.dask import current_client
+from healgp.engines.cluster import current_client
 from healgp.engines.shards import Shard
 
 Array = np.ndarray

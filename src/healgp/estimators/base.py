@@ -111,7 +111,8 @@ class ExpertGP(Choosing):
     def _kinds(self) -> tuple[Any, Any]:
         """The classes of exact and of sparse committees."""
         if self.engine == "dask":
-            from healgp.engines.dask import ShardedCommittee, ShardedSparse
+            from healgp.engines.dask import ShardedCommittee
+            from healgp.engines.dask_sparse import ShardedSparse
 
             return ShardedCommittee, ShardedSparse
         return Committee, SparseCommittee
@@ -119,9 +120,9 @@ class ExpertGP(Choosing):
     def _training_rows(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
         """X [N, D] and y [N], checked: arrays, or with engine="dask" the rows of collections."""
         if self.engine == "dask":
-            from healgp.engines import dask, rows
+            from healgp.engines import cluster, rows
 
-            dask.current_client()  # before any work, an error where there is none
+            cluster.current_client()  # before any work, an error where there is none
             if rows.is_collection(X):
                 return rows.training_rows(self, X, y, bool(options.get("y_numeric")))
         return validated(self, X, y, **options)

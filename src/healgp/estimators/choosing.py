@@ -19,6 +19,7 @@ from healgp.likelihoods import Classification, Gaussian, Poisson
 from healgp.metrics import log_density
 from healgp.nested import Route, nested
 from healgp.prediction import Prior, Setting, stream
+from healgp.progress import progress
 
 Array = np.ndarray
 
@@ -258,9 +259,9 @@ class Choosing(BaseEstimator):
             return routing.Net()
         if key not in self._routes:
             is_nested = setting.aggregation == "nested"
-            limit = routing.AUDITED_NESTED if is_nested else routing.AUDITED
-            part = slice(None, None, -(-len(self._calibration_rows) // limit))
-            rows = self._calibration_rows[part]
+            rows = self._calibration_rows
+            if is_nested:
+                rows = rows[:: -(-len(rows) // routing.AUDITED_NESTED)]
             new = committee.inputs(rows)
             everyone = None if is_nested else self._everyone(replace(setting, deviations=GAUSSIAN))
             with committee.engine(self.n_jobs) as engine:
@@ -277,9 +278,8 @@ class Choosing(BaseEstimator):
                     self._routes[key] = routing.Net(asked)
                 else:
                     prior = self._committee_and_prior("", new)[1]
-                    expected = everyone[0][part], everyone[1][part]
                     self._routes[key] = routing.audit(
-                        without, new, setting, expected, prior, self._noise(), guide,
+                        without, new, setting, everyone, prior, self._noise(), guide,
                         self.routing_tol, engine,
                     )  # fmt: skip
         return self._routes[key]
@@ -322,7 +322,7 @@ class Choosing(BaseEstimator):
             return stream(committee, new, settings, prior, engine, bar.update)
 
     def _progress(self, what: str, total: int, unit: str) -> tqdm:
-        return tqdm(total=total, desc=what, unit=unit, disable=not self.verbose)
+        return progress(total=total, desc=what, unit=unit, disable=not self.verbose)
 
 
 def is_auto(value: Any) -> bool:
