@@ -8,11 +8,18 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from sklearn.utils.parallel import Parallel, delayed
+
 from healgp.experiments import protocol
 from healgp.progress import progress
+
+#: Fits to small data sets from which on there are as many at a time as cores, each with one: two
+#: threads find too little in them to share, but starting processes takes seconds.
+_MANY = 8
 
 
 @dataclass(frozen=True)
@@ -68,14 +75,25 @@ def write(path: Path, text: str) -> None:
 
 
 def fill(cells: Iterable[Cell], folder: Path, force: bool = False) -> None:
-    """Runs the cells that are missing (all of them with `force`), with a bar of what runs and what
-    remains."""
+    """Runs the cells that are missing (all of them with `force`), with a bar of what was done and
+    what remains."""
     missing = [cell for cell in dict.fromkeys(cells) if force or cell.read(folder) is None]
     # The quick ones first, so that much is there early.
     missing.sort(key=lambda cell: protocol.effort(cell.fit, cell.data))
     if not missing:
         return
-    with progress(missing, unit="fit", dynamic_ncols=True) as bar:
-        for cell in bar:
-            bar.set_description(f"{cell.data}, split {cell.split}: {cell.fit}")
-            cell.run(folder)
+    small = [cell for cell in missing if protocol.is_small(cell.fit, cell.data)]
+    if len(small) < _MANY:
+        small = []
+    together = Parallel(n_jobs=-1, return_as="generator_unordered")
+    with progress(total=len(missing), unit="fit", dynamic_ncols=True) as bar:
+        done = together(delayed(_run)(cell, folder) for cell in small)
+        large = (_run(cell, folder) for cell in missing if cell not in small)
+        for cell in chain(done, large):
+            bar.set_description(f"{cell.data}, split {cell.split}: {cell.fit}", refresh=False)
+            bar.update()
+
+
+def _run(cell: Cell, folder: Path) -> Cell:
+    cell.run(folder)
+    return cell

@@ -255,6 +255,11 @@ def run(fit: str, name: str, split: int) -> dict[str, list[float]]:
     return {key: np.mean([r[key] for r in results], axis=0).tolist() for key in settings}
 
 
+def is_small(fit: str, name: str) -> bool:
+    """Whether one core is enough for a fit."""
+    return name in SMALL and fit != "full"
+
+
 def effort(fit: str, name: str) -> float:
     """Roughly how long a fit takes, to do the quick ones first."""
     size = SETS.index(name) if name in SETS else len(SETS)
