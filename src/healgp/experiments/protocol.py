@@ -204,7 +204,7 @@ def splits_of(fit: str, name: str) -> Sequence[int]:
     """The splits of a complete run."""
     if name in ("airline", "mnist"):
         return range(1)
-    few = (fit, name) in (("full", "power"), ("ours", "kin40k"), ("ours", "protein"))
+    few = (fit, name) in (("ours", "kin40k"), ("ours", "protein"))
     return range(3) if few else range(10)
 
 

@@ -181,28 +181,11 @@ def entries(
             scores = np.array([scores[setting] for scores in kept if scores is not None])
             if not printed or not len(scores):
                 continue
-            if splits is None:
-                scores = scores + _easier(name, chosen, folder)
             limits, sides = _limits(table.name, name, title, printed)
             found.append(
                 Entry(table.name, name, title, NLPD_RMSE, printed, *_mean(scores), limits, sides)
             )
     return found
-
-
-def _easier(name: str, chosen: Sequence[int], folder: Path) -> np.ndarray | float:
-    """Where a complete run has fewer splits than the paper: by how much those that it leaves out
-    are easier, measured by linear regression."""
-    every = protocol.splits_of("linear", name)
-    if len(chosen) >= len(every):
-        return 0.0
-    linear = {s: Cell("linear", name, s).read(folder) for s in every}
-    scores = {s: np.array(kept["linear"]) for s, kept in linear.items() if kept is not None}
-    if len(scores) < len(every):
-        return 0.0
-    return np.mean([scores[s] for s in every], axis=0) - np.mean(
-        [scores[s] for s in chosen], axis=0
-    )
 
 
 def mnist_entries(folder: Path) -> list[Entry]:
