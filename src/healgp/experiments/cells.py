@@ -14,12 +14,16 @@ from typing import Any
 
 from sklearn.utils.parallel import Parallel, delayed
 
+from healgp.engines.local import effective_n_jobs, memory
 from healgp.experiments import protocol
 from healgp.progress import progress
 
-#: Fits to small data sets from which on there are as many at a time as cores, each with one: two
-#: threads find too little in them to share, but starting processes takes seconds.
+#: Fits from which on there are as many at a time as cores, each with one: that leaves no core idle
+#: where a fit has too little for two threads to share, but starting processes takes seconds.
 _MANY = 8
+
+#: Bytes that a fit beside others may need: the full GP on power has matrices of 8,612 rows.
+_BYTES = 4e9
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,11 @@ class Cell:
         )
         write(self.path(folder), json.dumps(kept, indent=1))
 
-    def seconds(self, folder: Path) -> float:
-        return float(json.loads(self.path(folder).read_text(encoding="utf-8"))["seconds"])
+    def when(self, folder: Path) -> tuple[float, float]:
+        """Beginning and end of its fit, in seconds since 1970."""
+        path = self.path(folder)
+        end = path.stat().st_mtime
+        return end - json.loads(path.read_text(encoding="utf-8"))["seconds"], end
 
     def _parameters(self) -> Any:
         settings = protocol.settings_of(self.fit, self.data)
@@ -78,18 +85,19 @@ def fill(cells: Iterable[Cell], folder: Path, force: bool = False) -> None:
     """Runs the cells that are missing (all of them with `force`), with a bar of what was done and
     what remains."""
     missing = [cell for cell in dict.fromkeys(cells) if force or cell.read(folder) is None]
-    # The quick ones first, so that much is there early.
-    missing.sort(key=lambda cell: protocol.effort(cell.fit, cell.data))
     if not missing:
         return
-    small = [cell for cell in missing if protocol.is_small(cell.fit, cell.data)]
-    if len(small) < _MANY:
-        small = []
-    together = Parallel(n_jobs=-1, return_as="generator_unordered")
+    # The long ones first, so that all processes end at about the same time.
+    missing.sort(key=lambda cell: protocol.effort(cell.fit, cell.data), reverse=True)
+    beside = [cell for cell in missing if cell.data not in protocol.LARGE]
+    if len(beside) < _MANY:
+        beside = []
+    processes = min(effective_n_jobs(None), max(1, int(memory() / _BYTES)))
+    together = Parallel(n_jobs=processes, return_as="generator_unordered")
     with progress(total=len(missing), unit="fit", dynamic_ncols=True) as bar:
-        done = together(delayed(_run)(cell, folder) for cell in small)
-        large = (_run(cell, folder) for cell in missing if cell not in small)
-        for cell in chain(done, large):
+        done = together(delayed(_run)(cell, folder) for cell in beside)
+        alone = (_run(cell, folder) for cell in missing if cell not in beside)
+        for cell in chain(done, alone):
             bar.set_description(f"{cell.data}, split {cell.split}: {cell.fit}", refresh=False)
             bar.update()
 

@@ -32,6 +32,8 @@ SETS = ("concrete", "airfoil", "parkinsons", "power", "kin40k", "protein", "airl
 
 #: Those of fewer than 10,000 rows.
 SMALL = SETS[:4]
+#: Those of which one fit has work for all cores.
+LARGE = ("airline", "mnist")
 
 TEMPERATURES = (1, 10, 25, 50, 75, 100, 150)
 
@@ -202,7 +204,7 @@ def settings_of(fit: str, name: str) -> Settings:
 
 def splits_of(fit: str, name: str) -> Sequence[int]:
     """The splits of a complete run."""
-    if name in ("airline", "mnist"):
+    if name in LARGE:
         return range(1)
     few = (fit, name) in (("ours", "kin40k"), ("ours", "protein"))
     return range(3) if few else range(10)
@@ -255,12 +257,7 @@ def run(fit: str, name: str, split: int) -> dict[str, list[float]]:
     return {key: np.mean([r[key] for r in results], axis=0).tolist() for key in settings}
 
 
-def is_small(fit: str, name: str) -> bool:
-    """Whether one core is enough for a fit."""
-    return name in SMALL and fit != "full"
-
-
 def effort(fit: str, name: str) -> float:
-    """Roughly how long a fit takes, to do the quick ones first."""
+    """Which fits take longer, roughly."""
     size = SETS.index(name) if name in SETS else len(SETS)
     return {"grbcm": 2.0, "svgp": 3.0, "mnist-svgp": 3.0, "full": 4.0}.get(fit, 1.0) * 10 + size

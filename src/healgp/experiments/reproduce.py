@@ -328,13 +328,14 @@ def write_docs(page: Path, choice: Choice) -> None:
         if missed:
             parts += ["Misses: " + "; ".join(str(e) for e in missed) + ".\n"]
     cells = dict.fromkeys(c for e in EXPERIMENTS.values() for c in e.cells(choice))
-    seconds = sum(c.seconds(choice.folder) for c in cells if c.path(choice.folder).is_file())
-    there = sum(c.read(choice.folder) is not None for c in cells)
+    when = [c.when(choice.folder) for c in cells if c.read(choice.folder) is not None]
+    there = len(when)
+    minutes = (max(w[1] for w in when) - min(w[0] for w in when)) / 60 if when else 0.0
     inside = sum(not e.miss for e in pooled)
     share = inside / len(pooled) if pooled else float("nan")
     summary = (
-        f"Made from {there} of {len(cells)} fits, which took {seconds / 60:.0f} minutes together "
-        f"on {os.cpu_count()} cores, other work beside them included"
+        f"Made from {there} of {len(cells)} fits; from the start of the first to the end of the "
+        f"last it was {minutes:.0f} minutes on {os.cpu_count()} cores"
         + ("" if there == len(cells) else "; `make reproduce` goes on with the others")
         + ". Of the cells of "
         f"{', '.join(f'`{n}`' for n in POOLED)}, {inside} of {len(pooled)} ({share:.1%}) are "
