@@ -7,14 +7,18 @@ import os
 import signal
 import tempfile
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 # Numba's cache of a function looks at that function's own file only. Code that a change in another
-# file has made stale must not be tested, so each state of the sources has a cache of its own.
+# file has made stale must not be tested, so each state of the sources has a cache of its own. So has
+# each version of Numba: while one takes over a cache of another, a second process may read an entry
+# whose index is new and whose code is still the other's.
 _SOURCES = sorted((Path(__file__).parent.parent / "src").rglob("*.py"))
-_STATE = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:16]
+_PARTS = [*(path.read_bytes() for path in _SOURCES), version("numba").encode()]
+_STATE = hashlib.sha256(b"".join(_PARTS)).hexdigest()[:16]
 os.environ["NUMBA_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"healgp-numba-{_STATE}")
 
 # A shell that starts the tests in the background may have told them to ignore Ctrl-C.
