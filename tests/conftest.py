@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 # Numba's cache of a function looks at that function's own file only. Code that a change in another
-# file has made stale must not be tested, so each state of the sources has a cache of its own. So has
-# each version of Numba: while one takes over a cache of another, a second process may read an entry
-# whose index is new and whose code is still the other's.
+# file has made stale must not be tested, so each state of the sources has a cache of its own. Each
+# version of Numba has too: while one takes over the cache of another, a second process may read an
+# entry whose index is new and whose code is still the other's.
 _SOURCES = sorted((Path(__file__).parent.parent / "src").rglob("*.py"))
 _PARTS = [*(path.read_bytes() for path in _SOURCES), version("numba").encode()]
 _STATE = hashlib.sha256(b"".join(_PARTS)).hexdigest()[:16]
