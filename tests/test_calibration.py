@@ -254,7 +254,11 @@ def test_deviations_follow_what_is_left_out(rng):
     mean, std = model.predict(X[900:], return_std=True)
     plain = model.predict_many(X[900:], [{"aggregation": model.aggregation_}])[0]
     np.testing.assert_array_equal(mean, plain[0])
-    np.testing.assert_allclose(std, model.deviation_scale_ * plain[1], rtol=1e-12)
+    said = model._setting({}).deviations
+    known = plain[1] <= said.known  # beyond what left-out rows have, the rest is the model's own
+    assert known.mean() > 0.98
+    np.testing.assert_allclose(std[known], model.deviation_scale_ * plain[1][known], rtol=1e-12)
+    np.testing.assert_allclose(std, said.reported(plain[1]), rtol=1e-12)
     assert metrics.nlpd(y[900:], mean, std) < metrics.nlpd(y[900:], *plain) - 0.05
     np.testing.assert_allclose(
         np.diag(model.predict(X[900:950], return_cov=True)[1]), std[:50] ** 2
@@ -275,3 +279,13 @@ def test_the_nested_rule_must_gain_more_where_it_costs_more():
         found = calibration.Comparison.of(judged(gain), n_experts)
         assert found.chosen == chosen
         assert found.scores == {"gpoe": 0.0, "nested": pytest.approx(-gain)}
+
+
+def test_calibration_holds_when_what_it_does_not_depend_on_changes(rng):
+    X = rng.uniform(-3, 3, (400, 2))
+    y = np.sin(2 * X[:, 0]) + 0.3 * X[:, 1] + 0.1 * rng.standard_normal(400)
+    model = ExpertGPRegressor(points_per_expert=50, kernel="rbf", aggregation="gpoe")
+    model.fit(X[:300], y[:300]).calibrate(X[300:], y[300:])
+    found = model.temperature_curve_[1]
+    model.set_params(n_nearest=4)
+    np.testing.assert_array_equal(model.temperature_curve_[1], found)

@@ -23,10 +23,73 @@ def test_against_scipy(few, said):
     np.testing.assert_allclose(said.log_density(y, mean, std), t.logpdf(y), rtol=1e-12)
     np.testing.assert_allclose(said.position(y, mean, std), t.cdf(y), rtol=1e-12)
     for p in (0.001, 0.3, 0.5, 0.975):
-        np.testing.assert_allclose(mean + said.quantile(p) * std, t.ppf(p), rtol=1e-10)
+        np.testing.assert_allclose(mean + said.quantile(p, std) * std, t.ppf(p), rtol=1e-10)
 
 
-@pytest.mark.parametrize("said", [Deviations(1.0, 0.6, 2.3), Deviations(1.0, 1.4, 30.0), GAUSSIAN])
+#: What training rows say, up to deviations that some of the rows below have and some have not.
+PARTLY = Deviations(0.5, 0.6, 2.3, 1.2)
+
+
+def test_beyond_what_rows_have_the_model_is_taken_at_its_word(few):
+    y, mean, own = few
+    std = PARTLY.reported(own)
+    beyond = own > PARTLY.known
+    assert 0 < beyond.sum() < len(own)
+    np.testing.assert_allclose(std[~beyond], 0.5 * own[~beyond])
+    np.testing.assert_allclose(std[beyond] ** 2, own[beyond] ** 2 - (1 - 0.25) * 1.2**2)
+    share = np.minimum(1.0, (0.5 * 1.2 / std) ** 2)  # of the variance that rows tell of
+    nu, core = 2.3 / share, np.sqrt(share * 0.6**2 + 1 - share)
+    t = stats.t(nu, mean, core * std)
+    np.testing.assert_allclose(PARTLY.log_density(y, mean, std), t.logpdf(y), rtol=1e-12)
+    np.testing.assert_allclose(PARTLY.position(y, mean, std), t.cdf(y), rtol=1e-12)
+    half = PARTLY.quantile(0.975, std) * std
+    np.testing.assert_allclose(mean + half, t.ppf(0.975), rtol=1e-10)
+    # continuous and growing, and far out the model's own Gaussian
+    grid = np.geomspace(1e-3, 1e6, 10_000)
+    half = PARTLY.quantile(0.975, PARTLY.reported(grid)) * PARTLY.reported(grid)
+    assert (np.diff(np.log(half)) > 0).all()
+    assert np.diff(np.log(half)).max() < 0.01
+    np.testing.assert_allclose(half[-1] / grid[-1], 1.959964, rtol=1e-5)
+    wide = Deviations(2.0, 0.6, 2.3, 1.2)  # too narrow rather than too wide: everywhere
+    np.testing.assert_allclose(wide.reported(own), 2.0 * own)
+    # in another unit all is the same
+    small = PARTLY.times(1e-3)
+    np.testing.assert_allclose(small.reported(1e-3 * own), 1e-3 * std)
+    np.testing.assert_allclose(small.quantile(0.9, 1e-3 * std), PARTLY.quantile(0.9, std))
+    assert GAUSSIAN.within(own) == GAUSSIAN
+    assert Deviations(0.5).within(np.arange(101.0)).known == pytest.approx(99.0)
+
+
+@pytest.mark.parametrize("points", [50, None])
+@pytest.mark.parametrize("function", [np.sin, lambda x: np.sin(1.5 * x) + 0.15 * x**2])
+def test_away_from_the_rows_error_bars_are_those_of_the_experts(rng, points, function):
+    # without noise the experts are better than they think, at the rows and nowhere else
+    x = np.concatenate([rng.uniform(-6, -1.4, 150), rng.uniform(1.4, 6, 150)])
+    model = ExpertGPRegressor(points_per_expert=points, kernel="rbf", random_state=0)
+    model.fit(x[:, None], function(x))
+    assert model.deviation_scale_ < 0.3
+
+    def inside(low, high):
+        new = np.linspace(low, high, 200)
+        lower, upper = model.predict_interval(new[:, None])
+        return np.mean((lower <= function(new)) & (function(new) <= upper))
+
+    assert inside(-5.9, -1.5) > 0.85
+    assert inside(-1.2, 1.2) > 0.9  # there are no rows between
+    far = np.array([[500.0]])
+    std, latent = model.predict(far, return_std=True)[1], model.predict_f(far)[1]
+    np.testing.assert_allclose(std, np.sqrt(latent), rtol=1e-3)
+    lower, upper = model.predict_interval(far)
+    np.testing.assert_allclose(upper - lower, 2 * 1.959964 * std, rtol=1e-3)
+    rows = np.array([[-3.0], [0.0], [500.0]])
+    cov = model.predict(rows, return_cov=True)[1]
+    std = model.predict(rows, return_std=True)[1]
+    np.testing.assert_allclose(np.sqrt(np.diag(cov)), std, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "said", [Deviations(1.0, 0.6, 2.3), Deviations(1.0, 1.4, 30.0), PARTLY, GAUSSIAN]
+)
 def test_crps_is_the_integral_that_defines_it(few, said):
     def integral(y, mean, std):
         below = integrate.quad(lambda x: said.position(x, mean, std) ** 2, -np.inf, y)[0]
@@ -46,6 +109,9 @@ def test_shapes_that_do_not_fit_are_refused():
     for wrong in (1.0, 0.0, np.nan, 1e16, -np.inf):
         with pytest.raises(ValueError, match="degrees of freedom"):
             Deviations(1.0, 1.0, wrong)
+    for wrong in (0.0, -1.0, np.nan):
+        with pytest.raises(ValueError, match="known"):
+            Deviations(1.0, 1.0, 3.0, wrong)
 
 
 def test_the_scale_is_the_best_one(rng):
@@ -95,7 +161,14 @@ def test_tails_and_scale_tell_the_same_width(rng):
     for seed in range(20):
         z = 0.01 * np.random.default_rng(seed).standard_t(8.0, 1000)
         said = deviations.found(z)
-        assert 0.015 < said.scale * said.quantile(0.975) < 0.03
+        assert 0.015 < said.scale * said.quantile(0.975, 1.0) < 0.03
+
+
+def test_one_row_far_out_does_not_widen_the_others(rng):
+    z = rng.standard_normal(1999)
+    for outlier in (1e4, 1e6, 1e12):
+        said = deviations.found(np.append(z, outlier))
+        assert 1.8 < said.scale * said.quantile(0.975, 1.0) < 2.5
 
 
 def test_rows_that_are_met_exactly():
@@ -132,11 +205,15 @@ def test_intervals_hold_what_they_say_where_noise_has_heavy_tails(rng, points, t
     assert 2.0 < nu < 3.5
     mean, std = model.predict(new, return_std=True)
     lower, upper = model.predict_interval(new, 0.9)
-    core = model._setting({}).deviations.core
-    np.testing.assert_allclose(upper, mean + core * stats.t.ppf(0.95, nu) * std, rtol=1e-10)
+    said = model._setting({}).deviations
+    core, near = said.core, std < said.scale * said.known
+    assert near.mean() > 0.9
+    half = core * stats.t.ppf(0.95, nu) * std
+    np.testing.assert_allclose(upper[near], (mean + half)[near], rtol=1e-10)
     np.testing.assert_allclose(lower + upper, 2 * mean, atol=1e-10)
     density = model.log_predictive_density(new, target)
-    np.testing.assert_allclose(density, stats.t.logpdf(target, nu, mean, core * std), rtol=1e-10)
+    expected = stats.t.logpdf(target, nu, mean, core * std)
+    np.testing.assert_allclose(density[near], expected[near], rtol=1e-10)
     assert -density.mean() < metrics.nlpd(target, mean, std) - 0.05
     said = diagnose(model, new, target)
     assert said.nlpd == pytest.approx(-density.mean())

@@ -76,3 +76,12 @@ def test_other_models_are_refused(arm):
         diagnose(ExpertGPClassifier(), X, y)
     with pytest.raises(ValueError, match="4000 rows"):
         diagnose(arm[0], X, y[:5])
+
+
+def test_rows_at_which_no_expert_has_a_weight(arm):
+    model, X, y = arm
+    X = X[:50].copy()
+    X[0] = 1e4
+    model.set_params(aggregation="rbcm", weighting="entropy")
+    assert 1.0 <= diagnose(model, X, y[:50]).voters <= model.n_experts_
+    model.set_params(aggregation="gpoe", weighting="softmax_variance")

@@ -133,3 +133,37 @@ def test_classes_of_left_out_rows(rng):
     order = np.argsort(model.labels_, kind="stable")
     np.testing.assert_allclose(inputs, X[order], atol=1e-12)
     np.testing.assert_array_equal(np.unique(model.labels_)[experts], model.labels_[order])
+
+
+@pytest.mark.parametrize("rule", ["gpoe", "nested", "grbcm"])
+def test_left_out_rows_of_a_model_that_has_grown(rng, rule):
+    X = rng.uniform(-3, 3, (400, 2))
+    y = np.sin(2 * X[:, 0]) + 0.3 * X[:, 1] + 0.1 * rng.standard_normal(400)
+    weighting = "entropy" if rule == "grbcm" else "softmax_variance"
+    model = ExpertGPRegressor(
+        points_per_expert=50, kernel="rbf", aggregation=rule, weighting=weighting, random_state=0
+    )
+    model.fit(X[:200], y[:200])
+    for start in range(200, 400, 40):
+        model.partial_fit(X[start : start + 40], y[start : start + 40])
+        found = evidence(model)
+        assert len(np.unique(found.rows)) == len(found.rows)
+        np.testing.assert_allclose(found.prediction.y, y[found.rows], rtol=1e-9)
+    assert diagnose(model).rmse < 0.3
+    _, inputs, experts = training_inputs(model, 100)
+    assert len(np.unique(inputs, axis=0)) == 100
+    for place, expert in zip(inputs, experts, strict=True):
+        (row,) = np.flatnonzero(np.isclose(X, place).all(axis=1))
+        assert model.labels_[row] == expert
+
+
+def test_every_setting_of_the_nested_rule_has_its_own_number_of_experts(rng):
+    X = rng.uniform(-3, 3, (300, 2))
+    y = np.sin(2 * X[:, 0]) + 0.3 * X[:, 1] + 0.1 * rng.standard_normal(300)
+    model = ExpertGPRegressor(
+        points_per_expert=50, kernel="rbf", aggregation="nested", random_state=0
+    ).fit(X, y)
+    settings = [{"n_nearest": 1}, {"n_nearest": 6}]
+    both = [p.nlpd for p in evidence(model, settings=settings).predictions]
+    assert both == [evidence(model, settings=[s]).prediction.nlpd for s in settings]
+    assert both[0] != both[1]

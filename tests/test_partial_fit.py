@@ -443,3 +443,28 @@ def test_an_extended_factor_is_the_factor(rng, known, m):
     U[:, known:] = K[:, known:]
     U[-1, -1] = -1.0
     assert not extend(U.reshape(-1), known, m)
+
+
+def test_what_is_chosen_after_a_stream_is_chosen_on_its_rows():
+    X, y = rows(2500)
+    how = dict(points_per_expert=60, kernel="rbf", max_iter=20, random_state=0)
+    model = ExpertGPRegressor(**how, aggregation="gpoe", temperature=50.0).fit(X[:2100], y[:2100])
+    model.partial_fit(X[2100:2400], y[2100:2400])
+    model.predict(X[2400:])  # asks about left-out rows, for its route
+    model.set_params(aggregation="auto")
+    found = model.aggregation_scores_
+    model._left_out.clear()
+    model._rules.clear()
+    assert model.aggregation_scores_ == found
+
+
+def test_one_expert_that_has_become_several_has_a_temperature():
+    X, y = rows(600)
+    model = ExpertGPRegressor(points_per_expert=50, kernel="rbf", aggregation="gpoe")
+    model.fit(X[:90], y[:90])
+    assert model.n_experts_ == 1
+    assert model.temperature_ > 0
+    for start in range(90, 600, 100):
+        model.partial_fit(X[start : start + 100], y[start : start + 100])
+    assert model.n_experts_ > 3
+    assert np.ptp(model.temperature_curve_[1]) > 0

@@ -10,6 +10,7 @@ import numpy as np
 from healgp import metrics
 from healgp.estimators.regressor import ExpertGPRegressor
 from healgp.evidence import Numbers, evidence
+from healgp.weights import normalize
 
 Array = np.ndarray
 
@@ -97,7 +98,7 @@ def voters(model: ExpertGPRegressor, X: Any) -> float | None:
     counts = []
     for start in range(0, len(rows), _AT_ONCE):
         weights = model.expert_weights(X[start : start + _AT_ONCE])
-        weights = weights / weights.sum(axis=0)
+        weights = normalize(weights)
         counts.append(np.exp(-(weights * np.log(np.maximum(weights, 1e-300))).sum(axis=0)))
     return float(np.concatenate(counts).mean())
 

@@ -34,7 +34,7 @@ class Numbers:
     below: Array
     up_to: Array
     crps: float | None = None  # of counts it has no closed form
-    reach: float = 1.96  # of the 95 % interval, in deviations; of counts about that
+    reach: Array | float = 1.96  # of the 95 % interval, in deviations; of counts about that
 
     @property
     def nlpd(self) -> float:
@@ -152,7 +152,7 @@ def training_inputs(model: ExpertGP, limit: int) -> tuple[Array, Array, Array]:
     sees them and in their own units, and their experts' numbers [n], from 0."""
     check_is_fitted(model)
     committee = model._committee
-    places = spread(committee.n_rows, limit)
+    places = committee.places(spread(committee.n_rows, limit))
     Z = committee.inputs(places)
     experts = np.searchsorted(committee.offsets, places, side="right") - 1
     return Z, Z * model._scaling.x_scale + model._scaling.x_center, experts
@@ -170,7 +170,7 @@ def _left_out(
         raise ValueError(f"The settings are of several rules: {', '.join(sorted(rules))}.")
     (rule,) = rules
     if rule == "grbcm" and model._communication is not None:
-        others = np.setdiff1d(np.arange(base.n_rows), model._communication)
+        others = np.setdiff1d(base.places(np.arange(base.n_rows)), model._communication)
         kept = np.intersect1d(rows, others)
         rows = kept if len(kept) else others[:BLOCK]
     found: list[tuple[Array, Array]]
@@ -178,15 +178,18 @@ def _left_out(
         with base.engine(model.n_jobs) as engine:
             base.prepare_once(engine)
             without: Any = LeaveOneOut(base, rows, engine)
-            mean, var = nested(without, base.inputs(rows), chosen[0].n_nearest, engine)
+            new = base.inputs(rows)
+            each = {k: nested(without, new, k, engine) for k in {s.n_nearest for s in chosen}}
         noise = base.theta.noise_variance
-        found = [(mean, var + (noise if s.space == "y" else 0.0)) for s in chosen]
+        moments = [(*each[s.n_nearest], noise if s.space == "y" else 0.0) for s in chosen]
+        found = [(mean, var + extra) for mean, var, extra in moments]
     elif rule == "grbcm":
         found = model._without(rows, chosen)
     else:  # the temperature was chosen on these rows
         found = [model._everyone(replace(s, deviations=GAUSSIAN)) for s in chosen]
     latents = [(base.unit * mean, base.unit**2 * var) for mean, var in found]
-    return training_order(model)[rows], base.targets(rows), chosen, latents
+    numbers = np.searchsorted(base.places(np.arange(base.n_rows)), rows)  # there is room between
+    return training_order(model)[numbers], base.targets(rows), chosen, latents
 
 
 def _observed(
@@ -205,7 +208,7 @@ def _observed(
     y = y.astype(float)
     said = setting.deviations
     position, density = said.position(y, centre, std), said.log_density(y, centre, std)
-    crps, reach = said.crps(y, centre, std), float(said.quantile(0.975))
+    crps, reach = said.crps(y, centre, std), said.quantile(0.975, std)
     return Numbers(y, centre, std, density, position, position, crps, reach)
 
 

@@ -173,7 +173,9 @@ class Choosing(BaseEstimator):
             def judged(mean: Array, var: Array) -> tuple[Array, Deviations]:
                 std = np.sqrt(var + (noise if setting.space == "f" else 0.0))
                 said = deviations.found((targets - mean) / std) if trained else GAUSSIAN
-                return said.log_density(targets, mean, said.scale * std), said
+                said = said.within(std)
+                density = said.log_density(targets, mean, said.reported(std))
+                return density, said.times(self._scaling.y_scale)
 
             found = calibration.Comparison.of(
                 {r: judged(*m) for r, m in moments.items()}, committee.n_experts
@@ -330,5 +332,5 @@ def is_auto(value: Any) -> bool:
 
 
 def _key(setting: Setting) -> Setting:
-    """A setting but for its temperature."""
-    return replace(setting, temperature=calibration.INDIFFERENT)
+    """A setting but for its temperature, and for what no rule with a temperature looks at."""
+    return replace(setting, temperature=calibration.INDIFFERENT, n_nearest=Setting.n_nearest)

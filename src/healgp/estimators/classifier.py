@@ -41,7 +41,10 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
     partition : {"kmeans", "random", "balanced"}, array of labels or callable, default="kmeans"
         Which rows go together. An array has one label per row; a callable gets
         (X, n_experts, rng) and returns labels.
-    kernel : {"rbf", "matern12", "matern32", "matern52", "rational_quadratic"}, default="rbf"
+    kernel : {"auto", "rbf", "matern12", "matern32", "matern52", "rational_quadratic"}, \
+            default="rbf"
+        "auto" trains every one of them briefly on a few experts and takes the one with the largest
+        marginal likelihood.
     ard : bool, default=True
         A lengthscale of its own for every column; otherwise one for all.
     aggregation : {"poe", "gpoe", "bcm", "rbcm", "barycenter", "wasserstein"}, default="gpoe"
@@ -52,7 +55,9 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
     temperature : float or "auto", default="auto"
         Multiplies the score in the softmax: larger is sparser. In units of the prior deviation of
         the latent functions. "auto" takes what predicts a sample of training rows best, each
-        without what it says to its own expert (the cavity; see `healgp.calibration`).
+        without what it says to its own expert (the cavity; see `healgp.calibration`); with 32
+        experts or more the largest that is within 0.002 of it, for it is cheaper (beyond 200 in
+        proportion to them more).
     normalize_weights : bool or None, default=None
         Whether weights add up to one. None: always for "gpoe" and the barycenters and for every
         softmax, never for "ones" and "entropy" in the other rules.
@@ -88,7 +93,7 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         there, to the same model; the file is gone when it has ended.
     n_jobs : int or None, default=None
         Threads. None is all cores, one inside a worker of joblib or Dask. The result does not
-        depend on it.
+        depend on it, but for rounding where there are fewer experts than threads.
     random_state : int, RandomState or None, default=None
         Decides the partition, and the rows that the kernel is found on.
     verbose : int, default=0
@@ -108,8 +113,16 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         The prior variance of the latent functions.
     alpha_ : float
         The shape of kernel="rational_quadratic".
+    kernel_ : str
+        The kernel that is used.
+    kernel_scores_ : dict
+        The marginal likelihood per row of each kernel that was compared; empty if one was given.
+    aggregation_ : str
+        The rule that `predict_proba` uses.
     temperature_ : float
         The temperature that `predict_proba` uses.
+    temperature_curve_ : tuple of arrays
+        The temperatures that were compared, and their NLPD.
     elbo_ : float
         The sum over experts of the lower bound of log p(y).
     n_iter_ : int

@@ -90,6 +90,8 @@ class PartialFit(ExpertGP):
         if self._communication is not None:
             self._communication = change.follow(self._communication)
         self.labels_ = arrivals.labels[: arrivals.n_rows]
+        if self.n_experts_ == 1 < committee.n_experts:  # to one expert all temperatures were alike
+            self._curves.clear()
         self.n_experts_ = committee.n_experts
         self.log_marginal_likelihood_ = float(committee.log_likelihoods.sum())
         if arrivals.n_rows >= 2 * arrivals.checked_at:
@@ -111,5 +113,6 @@ class PartialFit(ExpertGP):
         committee = self._committee
         rows = calibration.sample_rows(arrivals.n_rows, committee.n_experts, arrivals.rng())
         self._calibration_rows = committee.places(rows)
+        self._left_out.clear()  # of the rows before
         self._routes.clear()
         arrivals.checked_at = arrivals.n_rows

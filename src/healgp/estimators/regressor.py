@@ -105,9 +105,9 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
         always trained in full.
     routing : {"auto", None}, default="auto"
         "auto" has near experts say in brief what they think of a row, and asks the most confident
-        of them in full, where weights are a softmax or the rule is "nested" and there are 32
-        experts or more; training rows have shown before that it agrees with asking everyone. None
-        asks everyone.
+        of them in full, where weights are a softmax and there are 32 experts or more, or the rule
+        is "nested" and there are 128; and where training rows have shown before that it agrees with
+        asking everyone. None asks everyone.
     routing_tol : float, default=1e-3
         How closely it must agree, in predictive standard deviations.
     memory_budget : float or None, default=None
@@ -157,12 +157,13 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
     deviation_scale_ : float
         What predictive deviations are multiplied by: with aggregation="auto" the root mean square
         of (y − mean) / deviation at training rows, each left out of its own expert, where that
-        gains 0.01 or more in their NLPD and is beyond chance; otherwise 1.
+        gains 0.01 or more in their NLPD and is beyond chance; otherwise 1. Far from all training
+        rows a scale below 1 is not used, for there y varies as the prior does.
     degrees_of_freedom_ : float
         The shape of y's distribution about its mean. With aggregation="auto" it is Student's t
         where the same rows show tails that are heavier than Gaussian (a gain of 0.01 or more in
-        their NLPD); intervals and densities follow it (see `healgp.deviations`). Otherwise
-        infinity, the Gaussian.
+        their NLPD); intervals and densities follow it, and go over to the Gaussian far from all
+        training rows (see `healgp.deviations`). Otherwise infinity, the Gaussian.
     temperature_ : float
         The temperature that `predict` uses.
     temperature_curve_ : tuple of arrays
@@ -436,7 +437,7 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
         if not said.gaussian:
             std = np.sqrt(np.diag(cov))[:, None]
             tail = ndtr(-np.abs(draws) / std)  # the lower one, which has all its digits
-            draws = np.sign(draws) * -said.quantile(tail) * std
+            draws = np.sign(draws) * -said.quantile(tail, std) * std
         return mean[:, None] + draws
 
     def _joint(self, X: Any) -> tuple[Array, Array]:
@@ -479,7 +480,10 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
                 )
                 cov = joint.covariance(setting.aggregation, covariances, weights, base + more, var)
             cov = cov if in_y else cov + noise * np.eye(len(new))
-        return self._scaling.mean(mean), setting.deviations.scale**2 * self._scaling.var(cov)
+        cov = self._scaling.var(cov)
+        std = np.sqrt(np.diag(cov))
+        factor = setting.deviations.reported(std) / std
+        return self._scaling.mean(mean), factor[:, None] * cov * factor
 
     def predict_interval(self, X: Any, coverage: float = 0.95) -> tuple[Array, Array]:
         """Bounds (lower, upper) of the central interval that holds y with the given probability (of
@@ -502,15 +506,16 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
 
     def _half_width(self, std: Array, coverage: float) -> Array:
         """Half the width of the interval that holds y with the given probability."""
-        return self._setting({}).deviations.quantile(0.5 + 0.5 * coverage) * std
+        return self._setting({}).deviations.quantile(0.5 + 0.5 * coverage, std) * std
 
     def predict_many(
         self, X: Any, settings: Sequence[Mapping[str, Any]]
     ) -> list[tuple[Array, Array]]:
         """`predict(X, return_std=True)` under several settings, asking every expert only once.
 
-        Each setting is a dict over aggregation, weighting, temperature, normalize_weights and
-        space; what it leaves out is as in the estimator. Returns one (mean, std) per setting.
+        Each setting is a dict over aggregation, weighting, temperature, normalize_weights, space
+        and n_nearest; what it leaves out is as in the estimator. Returns one (mean, std) per
+        setting.
         """
         return [
             self._observed(setting, *latent)
@@ -523,7 +528,8 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
         if poisson is not None:
             return poisson.rate(mean, var), np.sqrt(poisson.variance(mean, var))
         noise = self._committee.theta.noise_variance if setting.space == "f" else 0.0
-        return self._scaling.mean(mean), setting.deviations.scale * self._scaling.std(var + noise)
+        std = self._scaling.std(var + noise)
+        return self._scaling.mean(mean), setting.deviations.reported(std)
 
     def predict_f(self, X: Any) -> tuple[Array, Array]:
         """Mean and variance of the latent function, in the units of y (and their square); of

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -75,10 +75,14 @@ def _at_50(choice: Choice) -> str:
 
 
 def _of_liu(choice: Choice) -> str:
-    """grBCM with either weight of the first expert."""
-    words = (("y", "entropy"), ("y, Liu", "one"))
-    table = _beside(choice, tables.GRBCM_Y, "grbcm", {0: ("y-averaging", words)})
-    return f"With either weight of the first expert:\n\n{table}"
+    """grBCM with either weight of the first expert, in both spaces."""
+    parts = ["With either weight of the first expert:\n"]
+    column = [title for title, _, _ in tables.CLUSTERING.columns].index("grBCM")
+    for table, number, space in ((tables.GRBCM_Y, 0, "y"), (tables.CLUSTERING, column, "f")):
+        words = ((space, "entropy"), (f"{space}, Liu", "one"))
+        here = replace(choice, data=[d for d in choice.data if d != "airline"])  # has one only
+        parts.append(_beside(here, table, "grbcm", {number: (f"{space}-averaging", words)}))
+    return "\n".join(parts)
 
 
 def _of_tables(

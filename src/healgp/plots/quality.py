@@ -153,7 +153,8 @@ def residuals(
     found = evidence(model, X, y).prediction
     values = np.asarray(X, dtype=float)[:, d]
     ax = start(ax)
-    ax.axhspan(-found.reach, found.reach, color=SOFT, alpha=0.2, linewidth=0, zorder=0)
+    reach = float(np.median(found.reach))
+    ax.axhspan(-reach, reach, color=SOFT, alpha=0.2, linewidth=0, zorder=0)
     ax.axhline(0.0, color=SOFT, linewidth=1.0)
     some = spread(len(values), _DOTS)
     z = (found.y - found.mean) / found.std

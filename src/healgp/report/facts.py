@@ -252,16 +252,17 @@ def _uncertain(model: Any, kind: str, found: Evidence, X: Any) -> Uncertain:
                 str(model.classes_[second]), percent(p[i, second]),
             ])  # fmt: skip
     else:
-        (mean, std), reach = shown, found.prediction.reach
+        mean, std = shown
         head, spread = ["predicted", "standard deviation", "95 % interval"], std
         if kind == "counts":
             head = ["rate", "deviation of the rate"]
             spread = np.sqrt(np.maximum(std**2 - mean, 0.0)) / mean
+        half = model._half_width(std, 0.95)
         for i in np.argsort(-spread, kind="stable")[:_LISTED]:
             cells = [
                 number(mean[i]),
                 number(std[i], 3),
-                f"{number(mean[i] - reach * std[i])} to {number(mean[i] + reach * std[i])}",
+                f"{number(mean[i] - half[i])} to {number(mean[i] + half[i])}",
             ]
             if kind == "counts":
                 cells = [number(mean[i], 3), f"{100 * spread[i]:.0f} %"]
