@@ -58,6 +58,45 @@ def test_one_expert_is_the_exact_gp(rule, rows, rng):
     np.testing.assert_allclose(cov, expected[1], atol=1e-6)
 
 
+def low_noise(X, new):
+    """Covariances between new rows: of a posterior, a millionth of its prior, and of the prior."""
+    K = covariance("rbf", X, X, np.ones(1), 9.0) + 1e-5 * np.eye(len(X))
+    k, prior = (covariance("rbf", A, new, np.ones(1), 9.0) for A in (X, new))
+    return prior - k.T @ np.linalg.solve(K, k), prior
+
+
+@pytest.mark.parametrize(
+    ("rule", "partition"),
+    [("auto", "kmeans"), ("poe", "random"), ("gpoe", "random"), ("bcm", "random"),
+     ("grbcm", "random")],
+)  # fmt: skip
+def test_posteriors_as_small_as_the_rounding_of_their_prior(rule, partition, rng):
+    X, new = rng.uniform(-3, 3, (300, 1)), np.linspace(-3, 3, 60)[:, None]
+    size = None if rule == "auto" else 100
+    model = ExpertGPRegressor(
+        kernel="rbf", aggregation=rule, partition=partition, points_per_expert=size, max_iter=0,
+        lengthscale=1.0, signal_variance=9.0, noise_variance=1e-5, standardize=False, n_jobs=1,
+        random_state=0,
+    ).fit(X, np.sin(2 * X[:, 0]))  # fmt: skip
+    mean, cov = model.predict(new, return_cov=True)
+    np.testing.assert_allclose(np.diag(cov), model.predict(new, return_std=True)[1] ** 2)
+    assert np.linalg.eigvalsh(cov)[0] > 0.5e-5  # the noise is on top
+    assert np.abs(model.sample_y(new, 100) - mean[:, None]).max() < 0.05
+    if size is None:
+        expected = low_noise(X, new)[0] + 1e-5 * np.eye(60)
+        np.testing.assert_allclose(cov, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["gpoe", "bcm", "rbcm", "grbcm"])
+def test_experts_of_one_opinion(rule):
+    """Half the weight each leaves what one says, be it nearly nothing or the prior itself."""
+    posterior, prior = low_noise(*(np.linspace(-3, 3, n)[:, None] for n in (100, 60)))
+    weights = np.full((2, 60), 0.5)
+    for S in (posterior, prior):
+        found = joint.covariance(rule, lambda S=S: [S, S], weights, prior, 9.0, np.diag(S))
+        np.testing.assert_allclose(found, S, atol=1e-4 * S.max())
+
+
 def test_nested_with_every_row_its_own_expert_is_the_exact_gp(rows, rng):
     X, y = rows
     new = rng.uniform(-2, 2, (8, 2))

@@ -17,7 +17,7 @@ is linear in y, so its covariance is known exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -31,33 +31,58 @@ Array = np.ndarray
 #: Rows at most: matrices of this size squared are held, and inverted for every expert.
 LARGEST = 5000
 
-#: Added to the diagonal of a covariance before it is inverted, as a multiple of its largest entry:
-#: latent values at rows that are near one another are nearly the same number.
+#: Added to the diagonal of covariances before they are inverted, as a multiple of the largest
+#: variance that comes out: latent values at rows that are near one another are nearly the same
+#: number. Less would leave the inverse's inverse without digits.
 _JITTER = 1e-9
+
+#: The least of it, as a multiple of the prior's variance: posteriors are differences from the
+#: prior, and have its rounding however small they are.
+_ROUNDING, _RAISES = 1e-13, 10
 
 #: The fixed point has been found when Σ moves by less than this, relatively.
 _TOLERANCE, _STEPS = 1e-9, 200
 
 
 def covariance(
-    rule: str, covariances: Iterable[Array], weights: Array, prior: Array, var: Array
-) -> Array:
-    """Σ [n, n] from the experts' covariances in turn, their weights [J, n], the prior covariance
-    and the rule's marginal variance [n]."""
+    rule: str, covariances: Callable[[], Iterable[Array]], weights: Array, prior: Array,
+    signal: float, var: Array,
+) -> Array:  # fmt: skip
+    """Σ [n, n] from the experts' covariances in turn, which may be asked for several times, their
+    weights [J, n], the prior covariance, the variance of the latent function's own prior, and the
+    rule's marginal variance [n]."""
+    if len(weights) == 1 and (weights == 1.0).all():
+        (S,) = covariances()  # the expert's own, whose diagonal is `var` but for rounding
+        np.fill_diagonal(S, var)
+        return S
     roots = np.sqrt(np.maximum(weights, 0.0))
-    if rule in ("barycenter", "wasserstein"):
-        total = (
-            _sum(roots, covariances)
-            if rule == "barycenter"
-            else wasserstein(list(covariances), roots)
-        )
+    if rule == "barycenter":
+        total = _sum(roots, covariances())
+    elif rule == "wasserstein":
+        total = wasserstein(list(covariances()), roots)
     else:
-        subtract = _inverse(prior) if rule in ("bcm", "rbcm", "grbcm") else 0.0
-        precision = np.zeros((len(var), len(var)))
-        for r, S in zip(roots, covariances, strict=True):
-            precision += _framed(r, _inverse(S) - subtract)
-        total = _inverse_of_precision(precision + subtract)
+        subtracted = prior if rule in ("bcm", "rbcm", "grbcm") else None
+        jitter = max(_JITTER * var.max(), _ROUNDING * signal)
+        total = _product(covariances, roots, subtracted, jitter)
     return scaled(total, var)
+
+
+def _product(
+    covariances: Callable[[], Iterable[Array]], roots: Array, prior: Array | None, jitter: float
+) -> Array:
+    """(Σ_j B_j^½ (Σ_j⁻¹ − K⁻¹) B_j^½ + K⁻¹)⁻¹, or without K, with tenfold the jitter until all can
+    be inverted: it is the same for all, for less of it in K than in Σ_j would subtract more than
+    the expert knows."""
+    for _ in range(_RAISES):
+        try:
+            subtract = 0.0 if prior is None else _inverse(prior, jitter)
+            precision = np.zeros((roots.shape[1], roots.shape[1]))
+            for r, S in zip(roots, covariances(), strict=True):
+                precision += _framed(r, _inverse(S, jitter) - subtract)
+            return _inverse_of_precision(precision + subtract)
+        except np.linalg.LinAlgError as error:
+            failed, jitter = error, 10.0 * jitter
+    raise failed
 
 
 def scaled(S: Array, var: Array) -> Array:
@@ -101,9 +126,9 @@ def _framed(factor: Array, S: Array) -> Array:
     return factor[:, None] * S * factor
 
 
-def _inverse(S: Array) -> Array:
+def _inverse(S: Array, jitter: float) -> Array:
     n = len(S)
-    factor = cho_factor(S + _JITTER * np.abs(S).max() * np.eye(n), lower=True)
+    factor = cho_factor(S + jitter * np.eye(n), lower=True)
     return cho_solve(factor, np.eye(n))
 
 
