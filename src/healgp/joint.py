@@ -18,6 +18,8 @@ is linear in y, so its covariance is known exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import combinations_with_replacement
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -40,35 +42,41 @@ _JITTER = 1e-9
 #: prior, and have its rounding however small they are.
 _ROUNDING, _RAISES = 1e-13, 10
 
+#: Experts are left out of a barycenter whose share of the weight is nowhere more than this.
+_NEGLIGIBLE = 1e-12
+
 #: The fixed point has been found when Σ moves by less than this, relatively.
 _TOLERANCE, _STEPS = 1e-9, 200
 
 
 def covariance(
-    rule: str, covariances: Callable[[], Iterable[Array]], weights: Array, prior: Array,
+    rule: str, covariances: Callable[[Array], Iterable[Array]], weights: Array, prior: Array,
     signal: float, var: Array,
 ) -> Array:  # fmt: skip
-    """Σ [n, n] from the experts' covariances in turn, which may be asked for several times, their
-    weights [J, n], the prior covariance, the variance of the latent function's own prior, and the
-    rule's marginal variance [n]."""
+    """Σ [n, n] from the covariances of the experts that are asked for, in turn (and again: J of
+    them at a time would not fit), their weights [J, n], the prior covariance, the variance of the
+    latent function's own prior, and the rule's marginal variance [n]."""
+    share = _NEGLIGIBLE if rule in ("barycenter", "wasserstein") else 0.0
+    heard = np.flatnonzero((weights > share * weights.sum(axis=0)).any(axis=1))
+    weights, parts = weights[heard], partial(covariances, heard)
     if len(weights) == 1 and (weights == 1.0).all():
-        (S,) = covariances()  # the expert's own, whose diagonal is `var` but for rounding
+        (S,) = parts()  # the expert's own, whose diagonal is `var` but for rounding
         np.fill_diagonal(S, var)
         return S
     roots = np.sqrt(np.maximum(weights, 0.0))
     if rule == "barycenter":
-        total = _sum(roots, covariances())
+        total = _sum(roots, parts())
     elif rule == "wasserstein":
-        total = wasserstein(list(covariances()), roots)
+        total = wasserstein(parts, roots)
     else:
         subtracted = prior if rule in ("bcm", "rbcm", "grbcm") else None
         jitter = max(_JITTER * var.max(), _ROUNDING * signal)
-        total = _product(covariances, roots, subtracted, jitter)
+        total = _product(parts, roots, subtracted, jitter)
     return scaled(total, var)
 
 
 def _product(
-    covariances: Callable[[], Iterable[Array]], roots: Array, prior: Array | None, jitter: float
+    parts: Callable[[], Iterable[Array]], roots: Array, prior: Array | None, jitter: float
 ) -> Array:
     """(Σ_j B_j^½ (Σ_j⁻¹ − K⁻¹) B_j^½ + K⁻¹)⁻¹, or without K, with tenfold the jitter until all can
     be inverted: it is the same for all, for less of it in K than in Σ_j would subtract more than
@@ -77,7 +85,7 @@ def _product(
         try:
             subtract = 0.0 if prior is None else _inverse(prior, jitter)
             precision = np.zeros((roots.shape[1], roots.shape[1]))
-            for r, S in zip(roots, covariances(), strict=True):
+            for r, S in zip(roots, parts(), strict=True):
                 precision += _framed(r, _inverse(S, jitter) - subtract)
             return _inverse_of_precision(precision + subtract)
         except np.linalg.LinAlgError as error:
@@ -93,13 +101,13 @@ def scaled(S: Array, var: Array) -> Array:
     return S
 
 
-def wasserstein(parts: list[Array], roots: Array) -> Array:
+def wasserstein(parts: Callable[[], Iterable[Array]], roots: Array) -> Array:
     """The fixed point Σ = Σ_j B_j^½ (Σ^½ Σ_j Σ^½)^½ B_j^½, by the iteration of Álvarez-Esteban,
     del Barrio, Cuesta-Albertos and Matrán (2016)."""
-    S = _sum(roots, parts)
+    S = _sum(roots, parts())
     for _ in range(_STEPS):
         root, inverse = _root(S)
-        middle = _sum(roots, (_root(root @ part @ root)[0] for part in parts))
+        middle = _sum(roots, (_root(root @ part @ root)[0] for part in parts()))
         new = inverse @ middle @ middle @ inverse
         if np.abs(new - S).max() <= _TOLERANCE * np.abs(S).max():
             return new
@@ -150,26 +158,26 @@ def nested_covariance(
     def combined(committee: Committee, numbers: Array, engine: LocalEngine) -> tuple[Array, Array]:
         weights = combination(new, chosen, means, variances, committee, numbers, engine)
         S = committee.prior_covariance(new)
-        combined = []
+        own = []  # the rows at which each expert was chosen, and C_e there
         for e, number in zip(np.unique(chosen), numbers.tolist(), strict=True):
             at = (chosen == e).T
             rows = np.flatnonzero(at.any(axis=1))
-            C = np.zeros((len(new), committee.sizes[number]))
-            share = (weights * at).sum(axis=1)
-            C[rows] = share[rows, None] * committee.coefficients(new, rows, number, engine)
-            combined.append(C)
+            share = (weights * at).sum(axis=1)[rows]
+            C = share[:, None] * committee.coefficients(new, rows, number, engine)
+            own.append((rows, C))
             product = C @ committee.cross_covariance(new, number)
-            S -= product + product.T
+            S[rows] -= product
+            S[:, rows] -= product.T
 
-        def pair(ends: tuple[int, int]) -> Array:
+        def pair(ends: tuple[int, int]) -> tuple[int, int, Array]:
             a, b = ends
             K = committee.covariance_between(int(numbers[a]), int(numbers[b]))
-            product = combined[a] @ K @ combined[b].T
-            return product if a == b else product + product.T
+            return a, b, own[a][1] @ K @ own[b][1].T
 
-        pairs = [(a, b) for a in range(len(numbers)) for b in range(a, len(numbers))]
-        for part in engine.map(pair, pairs):
-            S += part
+        for a, b, part in engine.map(pair, combinations_with_replacement(range(len(own)), 2)):
+            S[np.ix_(own[a][0], own[b][0])] += part
+            if a != b:
+                S[np.ix_(own[b][0], own[a][0])] += part.T
         return (weights * means.T).sum(axis=1), 0.5 * (S + S.T)
 
     return committee.together(np.unique(chosen), combined, engine)()

@@ -475,8 +475,8 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
                     communication.prepare_once(engine)
                     base = communication.covariance(new, 0, engine)
 
-                def covariances() -> Iterator[Array]:
-                    for j in range(committee.n_experts):
+                def covariances(experts: Array) -> Iterator[Array]:
+                    for j in experts.tolist():
                         yield committee.covariance(new, j, engine) + more
 
                 signal = committee.theta.signal_variance
