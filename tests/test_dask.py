@@ -102,6 +102,17 @@ def test_the_same_model_as_on_one_machine(kind, client, local, tmp_path):
         np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
 
 
+def test_grbcm_within_the_memory_of_a_worker(client):
+    kw = dict(SMALL, aggregation="grbcm", kernel="rbf", max_iter=0, temperature=10.0)
+    expected = ExpertGPRegressor(**kw).fit(X, Y).predict(NEW)
+    for budget in (0.0, 1.5e6):
+        model = ExpertGPRegressor(engine="dask", memory_budget=budget, **kw).fit(X, Y)
+        np.testing.assert_allclose(model.predict(NEW), expected, rtol=1e-8, atol=1e-8)
+        kept = [c.kept_bytes() for c in (model._committee, *model._grbcm[:2])]
+        assert sum(kept) <= budget
+        assert (min(kept) > 0) == (budget > 0)
+
+
 def test_full_training_and_other_blocks(client, monkeypatch):
     kw = dict(SMALL, training="full", kernel="matern32", aggregation="gpoe", partition="random")
     expected = ExpertGPRegressor(**kw).fit(X, Y)

@@ -1,5 +1,7 @@
 """Joint predictions against naive ones and closed forms."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -58,6 +60,45 @@ def test_one_expert_is_the_exact_gp(rule, rows, rng):
     np.testing.assert_allclose(cov, expected[1], atol=1e-6)
 
 
+def low_noise(X, new):
+    """Covariances between new rows: of a posterior, a millionth of its prior, and of the prior."""
+    K = covariance("rbf", X, X, np.ones(1), 9.0) + 1e-5 * np.eye(len(X))
+    k, prior = (covariance("rbf", A, new, np.ones(1), 9.0) for A in (X, new))
+    return prior - k.T @ np.linalg.solve(K, k), prior
+
+
+@pytest.mark.parametrize(
+    ("rule", "partition"),
+    [("auto", "kmeans"), ("poe", "random"), ("gpoe", "random"), ("bcm", "random"),
+     ("grbcm", "random")],
+)  # fmt: skip
+def test_posteriors_as_small_as_the_rounding_of_their_prior(rule, partition, rng):
+    X, new = rng.uniform(-3, 3, (300, 1)), np.linspace(-3, 3, 60)[:, None]
+    size = None if rule == "auto" else 100
+    model = ExpertGPRegressor(
+        kernel="rbf", aggregation=rule, partition=partition, points_per_expert=size, max_iter=0,
+        lengthscale=1.0, signal_variance=9.0, noise_variance=1e-5, standardize=False, n_jobs=1,
+        random_state=0,
+    ).fit(X, np.sin(2 * X[:, 0]))  # fmt: skip
+    mean, cov = model.predict(new, return_cov=True)
+    np.testing.assert_allclose(np.diag(cov), model.predict(new, return_std=True)[1] ** 2)
+    assert np.linalg.eigvalsh(cov)[0] > 0.5e-5  # the noise is on top
+    assert np.abs(model.sample_y(new, 100) - mean[:, None]).max() < 0.05
+    if size is None:
+        expected = low_noise(X, new)[0] + 1e-5 * np.eye(60)
+        np.testing.assert_allclose(cov, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["gpoe", "bcm", "rbcm", "grbcm"])
+def test_experts_of_one_opinion(rule):
+    """Half the weight each leaves what one says, be it nearly nothing or the prior itself."""
+    posterior, prior = low_noise(*(np.linspace(-3, 3, n)[:, None] for n in (100, 60)))
+    weights = np.full((2, 60), 0.5)
+    for S in (posterior, prior):
+        found = joint.covariance(rule, lambda experts, S=S: [S, S], weights, prior, 9.0, np.diag(S))
+        np.testing.assert_allclose(found, S, atol=1e-4 * S.max())
+
+
 def test_nested_with_every_row_its_own_expert_is_the_exact_gp(rows, rng):
     X, y = rows
     new = rng.uniform(-2, 2, (8, 2))
@@ -68,6 +109,67 @@ def test_nested_with_every_row_its_own_expert_is_the_exact_gp(rows, rng):
     expected = exact(X, y, new)
     np.testing.assert_allclose(mean, expected[0], atol=1e-5)
     np.testing.assert_allclose(cov, expected[1], atol=1e-5)
+
+
+def test_nested_among_several_experts_is_the_error_of_its_linear_combination(rows, rng):
+    X, y = rows
+    new = rng.uniform(-2, 2, (9, 2))
+    model = ExpertGPRegressor(
+        partition=np.arange(60) % 6, aggregation="nested", n_nearest=2, routing=None, **FIXED
+    )
+    A = np.column_stack([model.fit(X, one).predict(new) for one in np.eye(60)])
+    ell = np.array([0.7, 1.5])
+    K = covariance("matern32", X, X, ell, 1.3) + 0.2 * np.eye(60)
+    Ak = A @ covariance("matern32", X, new, ell, 1.3)
+    expected = covariance("matern32", new, new, ell, 1.3) - Ak - Ak.T + A @ K @ A.T
+    found = model.fit(X, y).predict(new, return_cov=True)[1]
+    np.testing.assert_allclose(found, expected + 0.2 * np.eye(9), atol=1e-9)
+
+
+def peak(function):
+    """Bytes that a call holds at most beside what was there before."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_of_nested_does_not_grow_with_the_experts(rng):
+    new, peaks = rng.uniform(-2, 2, (300, 2)), []
+    for experts in (10, 80):
+        X = rng.uniform(-2, 2, (25 * experts, 2))
+        model = ExpertGPRegressor(
+            partition=np.arange(len(X)) % experts, aggregation="nested", n_nearest=2, n_jobs=1,
+            routing=None, **FIXED,
+        ).fit(X, X[:, 0])  # fmt: skip
+        model.predict(new[:2], return_cov=True)  # all code is there
+        peaks.append(peak(lambda model=model: model.predict(new, return_cov=True)))
+    assert peaks[1] < 1.2 * peaks[0]
+
+
+@pytest.mark.parametrize("rule", ["gpoe", "bcm", "barycenter", "wasserstein"])
+def test_memory_does_not_grow_with_the_experts(rule):
+    n, asked = 100, []
+
+    def covariances(experts):
+        asked.extend(experts)
+        return (np.eye(n) for _ in experts)
+
+    def of(experts):
+        weights = np.full((experts, n), 1.0 / experts)
+        return joint.covariance(rule, covariances, weights, 2 * np.eye(n), 2.0, np.ones(n))
+
+    of(4)  # all code is there
+    assert peak(lambda: of(40)) < 1.2 * peak(lambda: of(4))
+    # nobody asks an expert without a say
+    asked.clear()
+    weights = np.repeat(
+        [[0.5], [0.0], [0.5], [1e-14 if rule in ("barycenter", "wasserstein") else 0.0]], n, axis=1
+    )
+    joint.covariance(rule, covariances, weights, 2 * np.eye(n), 2.0, np.ones(n))
+    assert set(asked) == {0, 2}
 
 
 def test_gpoe_and_barycenter_against_naive_ones(rows, rng):
@@ -99,13 +201,15 @@ def test_the_fixed_point(rng):
     beta = np.array([0.2, 0.3, 0.5])
     roots = np.sqrt(beta)[:, None] * np.ones((3, 4))
     expected = (beta @ np.sqrt([np.diag(p) for p in parts])) ** 2
-    np.testing.assert_allclose(joint.wasserstein(parts, roots), np.diag(expected), atol=1e-7)
+    np.testing.assert_allclose(
+        joint.wasserstein(lambda: parts, roots), np.diag(expected), atol=1e-7
+    )
     # two Gaussians, equal weights: the known closed form on the geodesic
     A, B = (M @ M.T + np.eye(3) for M in rng.standard_normal((2, 3, 3)))
     root, inverse = joint._root(A)
     transport = inverse @ joint._root(root @ B @ root)[0] @ inverse
     half = 0.5 * (np.eye(3) + transport)
-    found = joint.wasserstein([A, B], np.full((2, 3), np.sqrt(0.5)))
+    found = joint.wasserstein(lambda: [A, B], np.full((2, 3), np.sqrt(0.5)))
     np.testing.assert_allclose(found, half @ A @ half, rtol=1e-6)
     # and it is a fixed point
     root, _ = joint._root(found)

@@ -1,6 +1,7 @@
 """A memory budget changes what is kept, never what is predicted."""
 
 import os
+import pickle
 import subprocess
 import sys
 
@@ -13,6 +14,12 @@ from healgp.engines.local import memory
 SHARED = dict(points_per_expert=50, random_state=0, max_iter=0)
 
 
+def kept_by(model):
+    """Bytes of factors: the committee's, and those of the two that grBCM has besides."""
+    more = model._grbcm[:2] if model._grbcm else ()
+    return [committee.factors.nbytes for committee in (model._committee, *more)]
+
+
 @pytest.mark.parametrize("rule", ["gpoe", "nested", "grbcm"])
 def test_predictions_do_not_depend_on_the_budget(wave, rule):
     X, y, new = wave
@@ -22,11 +29,28 @@ def test_predictions_do_not_depend_on_the_budget(wave, rule):
             kernel="rbf", aggregation=rule, temperature=10.0, memory_budget=budget, **SHARED
         ).fit(X, y)
         answers.append(model.predict(new, return_std=True))
-        kept.append(model._committee._factors.nbytes)
+        kept.append(sum(kept_by(model)))
         assert budget is None or kept[-1] <= budget
     for answer in answers[1:]:
         assert np.array_equal(answer, answers[0])
     assert kept[1] == 0 < kept[2] < kept[3] < kept[0]
+
+
+def test_what_the_committee_leaves_is_for_grbcm(wave):
+    X, y, new = wave
+    budget = 200_000.0
+    model = ExpertGPRegressor(
+        kernel="rbf", aggregation="grbcm", temperature=10.0, memory_budget=budget, **SHARED
+    ).fit(X, y)
+    said = model.predict(new)
+    assert min(kept_by(model)) > 0
+    assert sum(kept_by(model)) <= budget
+    # as it does where the committee is prepared last
+    again = pickle.loads(pickle.dumps(model))
+    again._grbcm = None
+    np.testing.assert_array_equal(again.predict(new), said)
+    again.predict_many(new, [{"aggregation": "gpoe"}])
+    assert kept_by(again) == kept_by(model)
 
 
 def test_classes_do_not_depend_on_the_budget(wave):

@@ -36,6 +36,7 @@ from healgp.engines.local import LocalEngine
 from healgp.engines.shards import Shard
 from healgp.experts.asking import Experts
 from healgp.experts.committee import Committee, check
+from healgp.experts.factors import plan
 from healgp.kernels import Hyperparameters
 
 Array = np.ndarray
@@ -160,7 +161,10 @@ class Sharded(Experts):
         as many shards as the others."""
         if self.factor_bytes is None:
             return None
-        return self.factor_bytes * max(len(self._client.nthreads()), 1) / len(self.shards)
+        return self.factor_bytes / self._shards_of_a_worker()
+
+    def _shards_of_a_worker(self) -> float:
+        return len(self.shards) / max(len(self._client.nthreads()), 1)
 
     # ---- what committees do
 
@@ -364,6 +368,12 @@ class ShardedCommittee(Sharded):
         return ShardedCommittee(shards, bounds, offsets, self.kernel, self.theta)
 
     with_communication = Committee.with_communication
+
+    def kept_bytes(self) -> float:
+        """Bytes that the factors take on a worker, if all its shards are like the largest."""
+        room, parts = (self._room() or 0.0) / 8, np.split(self.sizes, self.bounds[1:-1])
+        most = max(int(plan(sizes, room)[1].sum()) for sizes in parts)
+        return 8 * most * self._shards_of_a_worker()
 
     def local(self) -> Committee:
         committee = on_worker.joined(self._all(on_worker.whole), self.theta)

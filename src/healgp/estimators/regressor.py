@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -475,10 +475,15 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
                     communication = self._grbcm[1]
                     communication.prepare_once(engine)
                     base = communication.covariance(new, 0, engine)
-                covariances = (
-                    committee.covariance(new, j, engine) + more for j in range(committee.n_experts)
+
+                def covariances(experts: Array) -> Iterator[Array]:
+                    for j in experts.tolist():
+                        yield committee.covariance(new, j, engine) + more
+
+                signal = committee.theta.signal_variance
+                cov = joint.covariance(
+                    setting.aggregation, covariances, weights, base + more, signal, var
                 )
-                cov = joint.covariance(setting.aggregation, covariances, weights, base + more, var)
             cov = cov if in_y else cov + noise * np.eye(len(new))
         cov = self._scaling.var(cov)
         std = np.sqrt(np.diag(cov))

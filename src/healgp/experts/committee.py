@@ -12,7 +12,7 @@ from healgp.engines.local import LocalEngine
 from healgp.experts import exact, stages
 from healgp.experts.asking import Experts
 from healgp.experts.brief import summarise
-from healgp.experts.factors import Factors
+from healgp.experts.factors import Factors, plan
 from healgp.kernels import KERNELS, SHAPE_NAMES, Hyperparameters
 from healgp.linalg import JITTER
 
@@ -80,8 +80,10 @@ class Committee(Experts):
         sizes = np.add.reduceat(own.astype(np.intp), self.offsets[:-1])
         left = np.flatnonzero(sizes) if own.any() else np.array([0])
         both = self.augmented(own, left, X, y)
-        both.factor_bytes = self.factor_bytes
         alone = Committee.from_groups(X, y, [np.arange(len(y))], self.kernel, self.theta)
+        if self.factor_bytes is not None:  # one budget for all of them
+            alone.factor_bytes = self.factor_bytes - self.kept_bytes()
+            both.factor_bytes = alone.factor_bytes - alone.kept_bytes()
         place = np.cumsum(own) - 1 + np.repeat(np.cumsum(sizes > 0) * len(y), np.diff(self.offsets))
         place[chosen] = both.offsets[-2] + np.arange(len(y))
         return both, alone, left, place
@@ -242,6 +244,11 @@ class Committee(Experts):
     def _room(self) -> float:
         """Numbers that the factors may have."""
         return (FACTOR_BYTES if self.factor_bytes is None else self.factor_bytes) / 8
+
+    def kept_bytes(self) -> float:
+        """Bytes that the factors take, or will when they are made (again)."""
+        now = 0 if self._factors is None else self._factors.nbytes
+        return max(now, 8 * int(plan(self.sizes, self._room)[1].sum()))
 
     def prepare_once(self, engine: LocalEngine) -> None:
         """Prepares the experts unless they are: factors do not travel with a pickled model."""

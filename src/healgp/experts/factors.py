@@ -16,16 +16,22 @@ Array = np.ndarray
 _NOTHING = np.empty(0)
 
 
+def plan(sizes: Array, room: float) -> tuple[bool, Array]:
+    """Whether factors of experts of some sizes must be packed to be within `room` numbers, and how
+    many numbers are kept of each: all or none."""
+    n = sizes.astype(np.int64)
+    packed = bool((n * n).sum() > room)
+    each = n * (n + 1) // 2 if packed else n * n
+    return packed, np.where(np.cumsum(each) <= room, each, 0)
+
+
 class Factors:
     """Memory for the factors of experts of some sizes within `room` numbers."""
 
     def __init__(self, sizes: Array, room: float) -> None:
-        n = sizes.astype(np.int64)
-        self.packed = bool((n * n).sum() > room)
-        each = n * (n + 1) // 2 if self.packed else n * n
-        fits = np.cumsum(each) <= room
-        self._kept = [np.empty(a) if b else _NOTHING for a, b in zip(each, fits, strict=True)]
-        self._used = int(each[fits].sum())
+        self.packed, each = plan(sizes, room)
+        self._kept = [np.empty(size) if size else _NOTHING for size in each]
+        self._used = int(each.sum())
         #: Of each expert's factor in memory; 0 where it is not kept.
         self.addresses = np.array([_address(a) for a in self._kept], dtype=np.int64)
 
