@@ -144,6 +144,8 @@ def test_classes(client):
     lazy = da.from_array(D[:100], chunks=(60, 64))
     np.testing.assert_allclose(model.predict_proba(lazy).compute(), p, rtol=1e-8, atol=1e-12)
     np.testing.assert_array_equal(model.predict(lazy).compute(), expected.predict(D[:100]))
+    density = model.log_predictive_density(lazy, labels[:100])
+    np.testing.assert_allclose(density, expected.log_predictive_density(D[:100], labels[:100]))
 
 
 def test_predictions_of_collections_are_lazy(client, local):
