@@ -33,6 +33,7 @@ X = RNG.uniform(-3, 3, (N, 3)) * [1, 2, 300]
 Y = np.sin(2 * X[:, 0]) * X[:, 1] + 0.1 * RNG.standard_normal(N)
 NEW = RNG.uniform(-3, 3, (500, 3)) * [1, 2, 300]
 SMALL = dict(points_per_expert=50, random_state=0)
+QUICK = dict(SMALL, kernel="rbf", aggregation="gpoe")
 RULES = ["gpoe", "rbcm", "grbcm", "barycenter", "nested"]
 
 
@@ -60,6 +61,11 @@ def client(cluster):
 @pytest.fixture(scope="module")
 def local():
     return ExpertGPRegressor(**SMALL).fit(X, Y)
+
+
+@pytest.fixture(scope="module")
+def quick():
+    return ExpertGPRegressor(**QUICK).fit(X, Y)
 
 
 def given(kind, tmp_path):
@@ -170,6 +176,18 @@ def test_predictions_of_collections_are_lazy(client, local):
     )
     with pytest.raises(ValueError, match="3 features"):
         model.predict(new[:, :2])
+
+
+def test_targets_that_are_no_collection(client, quick):
+    frame = dd.from_pandas(pd.DataFrame(X), npartitions=3)
+    series = pd.Series(Y, index=np.arange(N)[::-1])  # the order of rows counts, and not the index
+    for A, y in ((da.from_array(X, chunks=(1300, 2)), Y), (frame, series)):
+        model = ExpertGPRegressor(engine="dask", **QUICK)
+        with pytest.raises(ValueError, match="4000 rows, but y has 3995"):
+            model.fit(A, y[:-5])
+        with pytest.raises(ValueError, match="0 dimensions"):
+            model.fit(A, None)
+        same(model.fit(A, y), quick)
 
 
 def kill_one(client, which=0):

@@ -34,7 +34,8 @@ def training_rows(estimator: Any, X: Any, y: Any, numeric: bool) -> tuple[Rows, 
     """X [N, D] and y [N] of Dask collections, checked as scikit-learn checks arrays; `numeric` is
     whether y must be numbers."""
     names = getattr(X, "columns", None)
-    X, y = blocks_of(X, "X"), blocks_of(y, "y")
+    X = blocks_of(X, "X")
+    y = blocks_of(y if is_collection(y) else _divided(y, X), "y")
     if X.ndim != 2:
         raise ValueError("X has one dimension; it must have rows and columns.")
     if y.ndim == 2:
@@ -59,6 +60,14 @@ def training_rows(estimator: Any, X: Any, y: Any, numeric: bool) -> tuple[Rows, 
     if names is not None and all(isinstance(name, str) for name in names):
         estimator.feature_names_in_ = np.asarray(names, dtype=object)
     return X, y
+
+
+def _divided(y: Any, X: Any) -> Any:
+    """An array or a series as a collection, in the blocks of X where it is as long."""
+    import dask.array as da
+
+    y = np.asarray(y)
+    return da.from_array(y, chunks={0: X.chunks[0]} if y.shape[:1] == X.shape[:1] else -1)
 
 
 def _numbers(array: Any, what: str) -> Any:
