@@ -7,6 +7,7 @@ import pickle
 import signal
 import threading
 import time
+import weakref
 from itertools import pairwise
 
 import numpy as np
@@ -19,8 +20,9 @@ import dask
 import dask.array as da
 import dask.dataframe as dd
 import pandas as pd
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, get_worker
 
+import healgp
 from healgp import ExpertGPClassifier, ExpertGPRegressor, partition
 from healgp.engines import cluster as layout
 from healgp.engines import dask as engine
@@ -176,6 +178,78 @@ def test_predictions_of_collections_are_lazy(client, local):
     )
     with pytest.raises(ValueError, match="3 features"):
         model.predict(new[:, :2])
+
+
+def watched(blocks):
+    """The same blocks, of which workers know how many they have brought, and held at most."""
+
+    def brought(block):
+        worker, block = get_worker(), block.copy()
+        held = [one for one in getattr(worker, "held", []) if one() is not None]
+        worker.held = [*held, weakref.ref(block)]
+        worker.brought = getattr(worker, "brought", 0) + 1
+        worker.most = max(getattr(worker, "most", 0), len(worker.held))
+        return block
+
+    return blocks.map_blocks(brought, dtype=float)
+
+
+def seen(client):
+    """Blocks brought, and held at most, since the last time."""
+
+    def numbers(dask_worker):
+        found = getattr(dask_worker, "brought", 0), getattr(dask_worker, "most", 0)
+        dask_worker.brought, dask_worker.most, dask_worker.held = 0, 0, []
+        return found
+
+    return np.sum(list(client.run(numbers).values()), axis=0)
+
+
+def test_some_blocks_are_under_way_at_a_time(client):
+    kw = dict(QUICK, routing=None)
+    model, rows = ExpertGPRegressor(engine="dask", **kw).fit(X, Y), NEW[:300]
+    expected = ExpertGPRegressor(**kw).fit(X, Y).predict(rows)
+    blocks = da.from_array(rows, chunks=(10, 3))
+    seen(client)
+    mean = model.predict(watched(blocks))
+    np.testing.assert_allclose(mean.compute(), expected, rtol=1e-8)
+    brought, held = seen(client)
+    assert brought == 30
+    assert held <= 4  # two for two threads, and what Python has not let go of yet
+    np.testing.assert_allclose(mean[:10].compute(), expected[:10], rtol=1e-8)
+    assert seen(client)[0] == 1
+    np.testing.assert_allclose(mean[-10:].compute(), expected[-10:], rtol=1e-8)
+    assert seen(client)[0] == 15
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda rows: rows.persist(),
+        lambda rows: rows + 0 * rows.mean(axis=0),  # which needs all blocks
+        lambda rows: rows.rechunk((10, 2)),
+        lambda rows: rows.rechunk((100, 3)).rechunk((35, 3)),
+    ],
+)
+def test_blocks_that_were_made_in_other_ways(client, quick, made):
+    model = ExpertGPRegressor(engine="dask", **QUICK).fit(X, Y)
+    mean = model.predict(made(da.from_array(NEW, chunks=(50, 3))))
+    np.testing.assert_allclose(mean.compute(), quick.predict(NEW), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("way", ["saved", "pickled", "fitted here"])
+def test_a_model_from_elsewhere_predicts_collections(way, client, quick, tmp_path):
+    model = quick
+    if way != "fitted here":
+        model = ExpertGPRegressor(engine="dask", **QUICK).fit(X, Y)
+    if way == "saved":
+        model.save(tmp_path / "model")
+        model = healgp.load(tmp_path / "model")
+    else:
+        model = pickle.loads(pickle.dumps(model))
+    found = model.set_params(engine="dask").predict(da.from_array(NEW, chunks=(50, 3)))
+    assert isinstance(found, da.Array)
+    np.testing.assert_allclose(found.compute(), quick.predict(NEW), rtol=1e-8, atol=1e-8)
 
 
 def test_targets_that_are_no_collection(client, quick):
