@@ -23,7 +23,7 @@ import pandas as pd
 from distributed import Client, LocalCluster, get_worker
 
 import healgp
-from healgp import ExpertGPClassifier, ExpertGPRegressor, partition
+from healgp import ExpertGPClassifier, ExpertGPRegressor, partition, routing
 from healgp.engines import cluster as layout
 from healgp.engines import dask as engine
 from healgp.engines.rows import Rows
@@ -235,6 +235,41 @@ def test_blocks_that_were_made_in_other_ways(client, quick, made):
     model = ExpertGPRegressor(engine="dask", **QUICK).fit(X, Y)
     mean = model.predict(made(da.from_array(NEW, chunks=(50, 3))))
     np.testing.assert_allclose(mean.compute(), quick.predict(NEW), rtol=1e-8, atol=1e-8)
+
+
+def test_what_routing_needs_is_found_once_and_travels(client, quick, monkeypatch):
+    model = ExpertGPRegressor(engine="dask", **QUICK).fit(X, Y)
+    audits, audit = [], routing.audit
+    monkeypatch.setattr(routing, "audit", lambda *args: audits.append(args) or audit(*args))
+
+    def forbid(dask_worker):
+        dask_worker.before = routing.audit, routing.Guide.__init__, routing.routed
+        routing.audit = routing.Guide.__init__ = None
+        dask_worker.routed = []
+
+        def routed(*args):
+            dask_worker.routed.append(len(args[1]))
+            return dask_worker.before[2](*args)
+
+        routing.routed = routed
+
+    def allow(dask_worker):
+        routing.audit, routing.Guide.__init__, routing.routed = dask_worker.before
+        return dask_worker.routed
+
+    new = da.from_array(NEW, chunks=(100, 3))
+    client.run(forbid)
+    try:
+        for _ in range(2):
+            mean = model.predict(new).compute()
+    finally:
+        routed = [n for found in client.run(allow).values() for n in found]
+    assert routed == [100] * 10
+    assert len(audits) == 1
+    np.testing.assert_allclose(mean, quick.predict(NEW), rtol=1e-8, atol=1e-8)
+    model._routes.clear()
+    model.set_params(routing=None).predict(new)
+    assert not model._routes
 
 
 @pytest.mark.parametrize("way", ["saved", "pickled", "fitted here"])
