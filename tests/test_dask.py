@@ -7,6 +7,7 @@ import pickle
 import signal
 import threading
 import time
+import weakref
 from itertools import pairwise
 
 import numpy as np
@@ -19,9 +20,10 @@ import dask
 import dask.array as da
 import dask.dataframe as dd
 import pandas as pd
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, get_worker
 
-from healgp import ExpertGPClassifier, ExpertGPRegressor, partition
+import healgp
+from healgp import ExpertGPClassifier, ExpertGPRegressor, partition, routing
 from healgp.engines import cluster as layout
 from healgp.engines import dask as engine
 from healgp.engines.rows import Rows
@@ -33,6 +35,7 @@ X = RNG.uniform(-3, 3, (N, 3)) * [1, 2, 300]
 Y = np.sin(2 * X[:, 0]) * X[:, 1] + 0.1 * RNG.standard_normal(N)
 NEW = RNG.uniform(-3, 3, (500, 3)) * [1, 2, 300]
 SMALL = dict(points_per_expert=50, random_state=0)
+QUICK = dict(SMALL, kernel="rbf", aggregation="gpoe")
 RULES = ["gpoe", "rbcm", "grbcm", "barycenter", "nested"]
 
 
@@ -60,6 +63,11 @@ def client(cluster):
 @pytest.fixture(scope="module")
 def local():
     return ExpertGPRegressor(**SMALL).fit(X, Y)
+
+
+@pytest.fixture(scope="module")
+def quick():
+    return ExpertGPRegressor(**QUICK).fit(X, Y)
 
 
 def given(kind, tmp_path):
@@ -155,6 +163,8 @@ def test_classes(client):
     lazy = da.from_array(D[:100], chunks=(60, 64))
     np.testing.assert_allclose(model.predict_proba(lazy).compute(), p, rtol=1e-8, atol=1e-12)
     np.testing.assert_array_equal(model.predict(lazy).compute(), expected.predict(D[:100]))
+    density = model.log_predictive_density(lazy, labels[:100])
+    np.testing.assert_allclose(density, expected.log_predictive_density(D[:100], labels[:100]))
 
 
 def test_predictions_of_collections_are_lazy(client, local):
@@ -179,6 +189,125 @@ def test_predictions_of_collections_are_lazy(client, local):
     )
     with pytest.raises(ValueError, match="3 features"):
         model.predict(new[:, :2])
+
+
+def watched(blocks):
+    """The same blocks, of which workers know how many they have brought, and held at most."""
+
+    def brought(block):
+        worker, block = get_worker(), block.copy()
+        held = [one for one in getattr(worker, "held", []) if one() is not None]
+        worker.held = [*held, weakref.ref(block)]
+        worker.brought = getattr(worker, "brought", 0) + 1
+        worker.most = max(getattr(worker, "most", 0), len(worker.held))
+        return block
+
+    return blocks.map_blocks(brought, dtype=float)
+
+
+def seen(client):
+    """Blocks brought, and held at most, since the last time."""
+
+    def numbers(dask_worker):
+        found = getattr(dask_worker, "brought", 0), getattr(dask_worker, "most", 0)
+        dask_worker.brought, dask_worker.most, dask_worker.held = 0, 0, []
+        return found
+
+    return np.sum(list(client.run(numbers).values()), axis=0)
+
+
+def test_some_blocks_are_under_way_at_a_time(client):
+    kw = dict(QUICK, routing=None)
+    model, rows = ExpertGPRegressor(engine="dask", **kw).fit(X, Y), NEW[:300]
+    expected = ExpertGPRegressor(**kw).fit(X, Y).predict(rows)
+    blocks = da.from_array(rows, chunks=(10, 3))
+    seen(client)
+    mean = model.predict(watched(blocks))
+    np.testing.assert_allclose(mean.compute(), expected, rtol=1e-8)
+    brought, held = seen(client)
+    assert brought == 30
+    assert held <= 4  # two for two threads, and what Python has not let go of yet
+    np.testing.assert_allclose(mean[:10].compute(), expected[:10], rtol=1e-8)
+    assert seen(client)[0] == 1
+    np.testing.assert_allclose(mean[-10:].compute(), expected[-10:], rtol=1e-8)
+    assert seen(client)[0] == 15
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda rows: rows.persist(),
+        lambda rows: rows + 0 * rows.mean(axis=0),  # which needs all blocks
+        lambda rows: rows.rechunk((10, 2)),
+        lambda rows: rows.rechunk((100, 3)).rechunk((35, 3)),
+    ],
+)
+def test_blocks_that_were_made_in_other_ways(client, quick, made):
+    model = ExpertGPRegressor(engine="dask", **QUICK).fit(X, Y)
+    mean = model.predict(made(da.from_array(NEW, chunks=(50, 3))))
+    np.testing.assert_allclose(mean.compute(), quick.predict(NEW), rtol=1e-8, atol=1e-8)
+
+
+def test_what_routing_needs_is_found_once_and_travels(client, quick, monkeypatch):
+    model = ExpertGPRegressor(engine="dask", **QUICK).fit(X, Y)
+    audits, audit = [], routing.audit
+    monkeypatch.setattr(routing, "audit", lambda *args: audits.append(args) or audit(*args))
+
+    def forbid(dask_worker):
+        dask_worker.before = routing.audit, routing.Guide.__init__, routing.routed
+        routing.audit = routing.Guide.__init__ = None
+        dask_worker.routed = []
+
+        def routed(*args):
+            dask_worker.routed.append(len(args[1]))
+            return dask_worker.before[2](*args)
+
+        routing.routed = routed
+
+    def allow(dask_worker):
+        routing.audit, routing.Guide.__init__, routing.routed = dask_worker.before
+        return dask_worker.routed
+
+    new = da.from_array(NEW, chunks=(100, 3))
+    client.run(forbid)
+    try:
+        for _ in range(2):
+            mean = model.predict(new).compute()
+    finally:
+        routed = [n for found in client.run(allow).values() for n in found]
+    assert routed == [100] * 10
+    assert len(audits) == 1
+    np.testing.assert_allclose(mean, quick.predict(NEW), rtol=1e-8, atol=1e-8)
+    model._routes.clear()
+    model.set_params(routing=None).predict(new)
+    assert not model._routes
+
+
+@pytest.mark.parametrize("way", ["saved", "pickled", "fitted here"])
+def test_a_model_from_elsewhere_predicts_collections(way, client, quick, tmp_path):
+    model = quick
+    if way != "fitted here":
+        model = ExpertGPRegressor(engine="dask", **QUICK).fit(X, Y)
+    if way == "saved":
+        model.save(tmp_path / "model")
+        model = healgp.load(tmp_path / "model")
+    else:
+        model = pickle.loads(pickle.dumps(model))
+    found = model.set_params(engine="dask").predict(da.from_array(NEW, chunks=(50, 3)))
+    assert isinstance(found, da.Array)
+    np.testing.assert_allclose(found.compute(), quick.predict(NEW), rtol=1e-8, atol=1e-8)
+
+
+def test_targets_that_are_no_collection(client, quick):
+    frame = dd.from_pandas(pd.DataFrame(X), npartitions=3)
+    series = pd.Series(Y, index=np.arange(N)[::-1])  # the order of rows counts, and not the index
+    for A, y in ((da.from_array(X, chunks=(1300, 2)), Y), (frame, series)):
+        model = ExpertGPRegressor(engine="dask", **QUICK)
+        with pytest.raises(ValueError, match="4000 rows, but y has 3995"):
+            model.fit(A, y[:-5])
+        with pytest.raises(ValueError, match="0 dimensions"):
+            model.fit(A, None)
+        same(model.fit(A, y), quick)
 
 
 def kill_one(client, which=0):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from healgp.engines.cluster import current_client
+from healgp.engines import turns
+from healgp.engines.cluster import current_client, n_threads
 from healgp.engines.shards import Shard
 
 Array = np.ndarray
@@ -34,7 +37,8 @@ def training_rows(estimator: Any, X: Any, y: Any, numeric: bool) -> tuple[Rows, 
     """X [N, D] and y [N] of Dask collections, checked as scikit-learn checks arrays; `numeric` is
     whether y must be numbers."""
     names = getattr(X, "columns", None)
-    X, y = blocks_of(X, "X"), blocks_of(y, "y")
+    X = blocks_of(X, "X")
+    y = blocks_of(y if is_collection(y) else _divided(y, X), "y")
     if X.ndim != 2:
         raise ValueError("X has one dimension; it must have rows and columns.")
     if y.ndim == 2:
@@ -61,6 +65,14 @@ def training_rows(estimator: Any, X: Any, y: Any, numeric: bool) -> tuple[Rows, 
     return X, y
 
 
+def _divided(y: Any, X: Any) -> Any:
+    """An array or a series as a collection, in the blocks of X where it is as long."""
+    import dask.array as da
+
+    y = np.asarray(y)
+    return da.from_array(y, chunks={0: X.chunks[0]} if y.shape[:1] == X.shape[:1] else -1)
+
+
 def _numbers(array: Any, what: str) -> Any:
     if array.dtype.kind not in "fiub":
         raise ValueError(
@@ -85,7 +97,6 @@ def predicted(
     """A lazy Dask array [n, width] of function(model, block) over the blocks of X. Each is worked
     out on a worker, which asks the shards."""
     import dask.array as da
-    from dask import delayed
 
     names = getattr(X, "columns", None)
     X = blocks_of(X, "X")
@@ -101,14 +112,17 @@ def predicted(
             "The columns of X must be those of the fit, in the same order: "
             f"{', '.join(map(str, known))}."
         )
-    traveller = delayed(_Traveller(model), pure=False)
-    task = delayed(_on_worker, pure=False)
-    parts = [
-        da.from_delayed(task(traveller, part, function), shape=(n, width), dtype=dtype)
-        for part, n in zip(X.to_delayed().ravel(), X.chunks[0], strict=True)
-        if n  # a partition of a table may have no rows
-    ]
-    return da.concatenate(parts) if parts else da.zeros((0, width), dtype=dtype)
+    traveller = _Traveller(model)
+    graph = turns.in_turns(
+        X, partial(_on_worker, function=function, nothing=np.empty((0, width), dtype)), traveller,
+        # a block that asks no shards keeps its thread, and there are only so many
+        max(n_threads(current_client()), 2) if traveller.asks_shards else None,
+    )  # fmt: skip
+    return da.Array(*graph, chunks=(X.chunks[0], (width,)), dtype=dtype)
+
+
+#: So that one of a worker's threads prepares a committee, and the others wait for it.
+_PREPARING = threading.Lock()
 
 
 class _Traveller:
@@ -116,21 +130,33 @@ class _Traveller:
 
     def __init__(self, model: Any) -> None:
         self._kind, committee = type(model), model._committee
-        self._state = model.__dict__ | {"_committee": committee.passport(), "_grbcm": None}
+        self.asks_shards = hasattr(committee, "passport")
+        self._state = dict(model.__dict__)
+        if self.asks_shards:
+            self._state |= {"_committee": committee.passport(), "_grbcm": None}
 
     def model(self) -> Any:
         model = object.__new__(self._kind)
         model.__dict__.update(self._state)
         # names were checked when the prediction was asked for
         model.__dict__.pop("feature_names_in_", None)
-        model._committee = model._committee.committee()
+        if self.asks_shards:
+            model._committee = model._committee.committee()
+        else:
+            with _PREPARING, model._committee.engine(model.n_jobs) as engine:
+                model._committee.prepare_once(engine)
         return model
 
 
-def _on_worker(traveller: _Traveller, X: Array, function: Callable[[Any, Array], Array]) -> Array:
+def _on_worker(
+    traveller: _Traveller, X: Array, function: Callable[[Any, Array], Array], nothing: Array
+) -> Array:
     from distributed import worker_client
 
-    with worker_client():  # which makes room for the shards' own tasks
+    if not len(X):  # a partition of a table may have no rows
+        return nothing
+    # a task that waits for the shards' own makes room for them
+    with worker_client() if traveller.asks_shards else nullcontext():
         return function(traveller.model(), np.asarray(X, dtype=np.float64))
 
 

@@ -275,7 +275,14 @@ class ExpertGP(Choosing):
             return None
         from healgp.engines import rows
 
-        return rows.predicted(self, X, function, width, dtype) if rows.is_collection(X) else None
+        if not rows.is_collection(X):
+            return None
+        # found here and once, for they travel with the model: every block would find them again
+        if self._route(self._setting({})).experts:
+            with self._committee.engine(self.n_jobs) as engine:
+                self._committee.prepare_once(engine)
+                self._guided(engine)
+        return rows.predicted(self, X, function, width, dtype)
 
     def _latent(
         self, X: Any, settings: Sequence[Mapping[str, Any]]
