@@ -343,6 +343,28 @@ def test_killed_workers_cost_time_and_nothing_else(kind, client, monkeypatch, tm
 
 
 @pytest.mark.parametrize("kind", ["arrays", "dask arrays"])
+def test_a_worker_killed_in_a_lazy_prediction(kind, client, quick, tmp_path):
+    model = ExpertGPRegressor(engine="dask", **QUICK).fit(*given(kind, tmp_path))
+    dead = tmp_path / "dead"
+
+    def deadly(rows, block_info=None):
+        if block_info[0]["chunk-location"][0] == 0 and not dead.exists():
+            dead.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rows
+
+    mean = model.predict(da.from_array(NEW, chunks=(50, 3)).map_blocks(deadly, dtype=float))
+    shards = [kept.future for kept in model._committee.shards]
+    limit = time.monotonic() + 60
+    while any(len(workers) != 1 for workers in client.who_has(shards).values()):
+        assert time.monotonic() < limit, "a shard never was on one worker alone"
+        time.sleep(0.2)
+    np.testing.assert_allclose(mean.compute(), quick.predict(NEW), rtol=1e-8, atol=1e-8)
+    assert dead.exists()
+    same(model, quick)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dask arrays"])
 def test_a_worker_that_joins_gets_work(kind, cluster, client, monkeypatch, tmp_path):
     kw = dict(SMALL, points_per_expert=300, training="full", kernel="rbf", aggregation="gpoe")
     expected = ExpertGPRegressor(**kw).fit(X, Y)

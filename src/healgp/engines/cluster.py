@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from itertools import pairwise
@@ -52,9 +53,17 @@ def n_threads(client: Any) -> int:
 class Kept:
     """Something on a worker that can be brought there again."""
 
-    def __init__(self, bring: Callable[[], Any]) -> None:
-        self._bring, self._lock = bring, threading.Lock()
+    def __init__(self, bring: Callable[[], Any], root: Callable[[], Any] | None = None) -> None:
+        self._bring, self._root, self._lock = bring, root, threading.Lock()
         self.future = bring()
+
+    def rooted(self) -> Any:
+        """Its future, of a task that Dask itself can run again: for work that nobody attends to."""
+        with self._lock:
+            if self._root is not None:
+                self._bring, self._root = self._root, None
+                self.future = self._bring()
+            return self.future
 
     def restore(self) -> None:
         """Brings it again if it was lost."""
@@ -113,7 +122,7 @@ def sharded(
         return [Kept(bring) for bring in X.shards(y, groups, bounds, build, client)]
 
     def kept(s: int, shard: Shard) -> Kept:
-        return Kept(lambda: given(client, shard, s))
+        return Kept(lambda: given(client, shard, s), lambda: entrusted(client, shard, s))
 
     parts = [groups[a:b] for a, b in pairwise(bounds)]
     return [kept(s, build(X, y, part)) for s, part in enumerate(parts)]
@@ -133,3 +142,15 @@ def given(client: Any, value: Any, s: int) -> Any:
                 raise
             time.sleep(0.2)
     raise AssertionError
+
+
+def entrusted(client: Any, value: Any, s: int) -> Any:
+    """The same as the result of a task, so that a worker's death does not lose it; the scheduler
+    has the value too then."""
+    workers = sorted(client.nthreads())
+    home = [workers[s % len(workers)]] if workers else None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sending large graph")
+        return client.submit(
+            same, value, workers=home, allow_other_workers=home is not None, pure=False
+        )

@@ -252,8 +252,9 @@ class Sharded(Experts):
         return same, (self.local(),)
 
     def passport(self) -> Passport:
-        """What goes to a worker that is to ask the shards itself."""
-        state = self.__dict__ | {"shards": [kept.future for kept in self.shards], "_client": None}
+        """What goes to a worker that is to ask the shards itself. The client, which keeps the rows
+        of arrays, is not there to bring them again: Dask must know how."""
+        state = self.__dict__ | {"shards": [kept.rooted() for kept in self.shards], "_client": None}
         state["_workers"] = None  # the client moves shards, and nobody else
         if "_known" in state:
             state["_known"] = {}
