@@ -1,9 +1,14 @@
-"""Progress bars, and Ctrl-C at the moment at which one appears."""
+"""Progress bars; Ctrl-C at the moment at which one appears, and a process that is killed then."""
 
 import contextlib
 import gc
 import io
+import os
+import signal
 import sys
+import threading
+
+import pytest
 
 from healgp.progress import progress
 
@@ -37,3 +42,52 @@ def test_a_bar_shows_from_its_start_to_its_end():
         assert "work:   0%" in terminal.getvalue()
         bar.update(3)
     assert "work: 100%" in terminal.getvalue()
+
+
+class Deadly(io.StringIO):
+    """A terminal on which something shows as the process is killed."""
+
+    def write(self, text):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forked(work):
+    """How a forked process ended that did the work."""
+    child = os.fork()
+    if child == 0:
+        work()
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*use of fork")
+def test_bars_of_forked_processes_wait_for_no_other_process():
+    def show(terminal=None):
+        progress(total=3, file=terminal or io.StringIO()).close()
+
+    show()
+    assert forked(lambda: show(Deadly())) == signal.SIGKILL
+    here = threading.Thread(target=show, daemon=True)
+    here.start()
+    here.join(20)
+    assert not here.is_alive()
+
+    held, go = threading.Event(), threading.Event()
+
+    class Slow(io.StringIO):
+        def write(self, text):
+            held.set()
+            go.wait(60)
+
+    slow = threading.Thread(target=show, args=(Slow(),))
+    slow.start()
+    held.wait(60)
+
+    def in_time():
+        signal.alarm(20)  # which ends the process
+        show()
+
+    assert forked(in_time) == 0
+    go.set()
+    slow.join()
