@@ -209,6 +209,17 @@ def test_rules_in_which_every_expert_counts_have_no_route(model, changes):
     assert not routing.has_route(model._setting(changes))
 
 
+def test_no_audit_for_settings_beside_one_that_asks_everyone(model, hills, monkeypatch):
+    _, _, new = hills
+    several = [{"temperature": 33.0}, {"aggregation": "poe"}, {"temperature": 44.0}]
+    expected = [model.predict_many(new, [changes])[0] for changes in several]
+    model._routes.clear()
+    monkeypatch.setattr(routing, "audit", None)
+    for found, alone in zip(model.predict_many(new, several), expected, strict=True):
+        assert np.mean(apart(alone, found) <= 1e-3) > 0.99
+    assert not model._routes
+
+
 def test_nested_among_the_near_ones(model, hills):
     setting = model._setting(dict(aggregation="nested", n_nearest=4))
     assert model._route(setting).experts > 0

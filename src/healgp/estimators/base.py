@@ -307,11 +307,11 @@ class ExpertGP(Choosing):
                 continue
             committee, prior = self._committee_and_prior("grbcm" if is_grbcm else "", new)
             some = [chosen[i] for i in here]
-            nets = [self._route(setting) for setting in some]
+            net = self._net(some, len(new))
             found = (
-                self._routed(new, some, prior, reduce(operator.or_, nets))
-                if all(self._is_asked_by(net, len(new)) for net in nets)
-                else self._stream(committee, new, some, prior)
+                self._stream(committee, new, some, prior)
+                if net is None
+                else self._routed(new, some, prior, net)
             )
             for i, result in zip(here, found, strict=True):
                 results[i] = result
@@ -331,6 +331,16 @@ class ExpertGP(Choosing):
             return routing.routed(committee, new, settings, prior, guide, net, engine, bar.update)[
                 0
             ]
+
+    def _net(self, settings: list[Setting], n: int) -> routing.Net | None:
+        """Who is asked about n rows for all of the settings; None if one of them asks everyone, and
+        then the others need no audit."""
+        nets = []
+        for setting in sorted(settings, key=routing.has_route):
+            nets.append(self._route(setting))
+            if not self._is_asked_by(nets[-1], n):
+                return None
+        return reduce(operator.or_, nets)
 
     def _is_asked_by(self, net: routing.Net, n: int) -> bool:
         """Whether the experts are asked about n rows as a net says, or everyone is."""
