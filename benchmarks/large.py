@@ -101,7 +101,29 @@ def growth() -> str:
     head = ["more rows fill a space that is", "experts", "asked in full", "routed, µs per row",
             "everyone, µs per row", "first prediction, s"]  # fmt: skip
     about = f"Experts of 100 rows, three dimensions, gPoE at T = 100, {4 * _ROWS:,} rows predicted."
-    return f"{about}\n\n" + table(head, rows)
+    draw_growth(rows, DOCS / "growth.png")
+    return f"{about}\n\n{table(head, rows)}\n![µs per row against the experts](growth.png)\n"
+
+
+def draw_growth(rows: list[list[Any]], picture: Path) -> None:
+    """The lines of the table of growth."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(6, 4), layout="constrained")
+    for kind, line in zip(dict.fromkeys(row[0] for row in rows), ("-", "--"), strict=True):
+        experts, routed, everyone = np.array(
+            [[float(row[i]) for i in (1, 3, 4)] for row in rows if row[0] == kind]
+        ).T
+        ax.loglog(experts, everyone, f"o{line}", color="#777777", label=f"everyone, space {kind}")
+        ax.loglog(experts, routed, f"o{line}", color="#1f6fb4", label=f"routed, space {kind}")
+    ax.set(xlabel="experts", ylabel="µs per row", title="What a prediction costs")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize="small")
+    figure.savefig(picture, dpi=130)
+    plt.close(figure)
 
 
 def progressive() -> str:

@@ -5,8 +5,9 @@ each expert's value and gradient back, which are added up in the order of the ex
 does not depend on where they were. Predictions send rows to the shards that are to be asked.
 
 What a worker held when it died is brought to another: shards of Dask collections by Dask itself,
-which knows how they were made; shards of arrays by the client, which keeps the rows. Calls are pure
-functions of a shard, so they are simply made again. A worker that joins is given its share of the
+which knows how they were made; shards of arrays by the client, which keeps the rows, and in lazy
+predictions, which the client does not attend, by Dask too. Calls are pure functions of a shard, so
+they are simply made again. A worker that joins is given its share of the
 shards: left to itself, Dask would move them only while others are far behind with their work.
 """
 
