@@ -14,6 +14,7 @@ LINE = [
     ["deviations"],
     ["kernels", "partition"],
     ["engines.local"],
+    ["quadrature"],
     ["likelihoods"],
     ["experts.exact", "experts.stages", "experts.asking"],
     ["experts.factors", "experts.variational"],
