@@ -23,7 +23,7 @@ import pandas as pd
 from distributed import Client, LocalCluster, get_worker
 
 import healgp
-from healgp import ExpertGPClassifier, ExpertGPRegressor, partition, routing
+from healgp import ExpertGPClassifier, ExpertGPRegressor, auditing, partition, routing
 from healgp.engines import cluster as layout
 from healgp.engines import dask as engine
 from healgp.engines.rows import Rows
@@ -250,12 +250,12 @@ def test_blocks_that_were_made_in_other_ways(client, quick, made):
 
 def test_what_routing_needs_is_found_once_and_travels(client, quick, monkeypatch):
     model = ExpertGPRegressor(engine="dask", **QUICK).fit(X, Y)
-    audits, audit = [], routing.audit
-    monkeypatch.setattr(routing, "audit", lambda *args: audits.append(args) or audit(*args))
+    audits, audit = [], auditing.audit
+    monkeypatch.setattr(auditing, "audit", lambda *args: audits.append(args) or audit(*args))
 
     def forbid(dask_worker):
-        dask_worker.before = routing.audit, routing.Guide.__init__, routing.routed
-        routing.audit = routing.Guide.__init__ = None
+        dask_worker.before = auditing.audit, routing.Guide.__init__, routing.routed
+        auditing.audit = routing.Guide.__init__ = None
         dask_worker.routed = []
 
         def routed(*args):
@@ -265,7 +265,7 @@ def test_what_routing_needs_is_found_once_and_travels(client, quick, monkeypatch
         routing.routed = routed
 
     def allow(dask_worker):
-        routing.audit, routing.Guide.__init__, routing.routed = dask_worker.before
+        auditing.audit, routing.Guide.__init__, routing.routed = dask_worker.before
         return dask_worker.routed
 
     new = da.from_array(NEW, chunks=(100, 3))

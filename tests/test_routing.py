@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import naive
-from healgp import ExpertGPClassifier, ExpertGPRegressor, aggregation, routing
+from healgp import ExpertGPClassifier, ExpertGPRegressor, aggregation, auditing, routing
 from healgp.engines.local import LocalEngine
 from healgp.experts.brief import Brief
 from healgp.prediction import Prior, Setting, stream
@@ -50,7 +50,7 @@ def test_nearly_everyone_in_full_is_the_stream(model, hills, rule, space):
         for k, tolerance in ((committee.n_experts - 1, 1e-9), (60, 1e-5)):
             found = routing.routed(committee, new, [setting], prior, guide(model), Net(k), engine)[
                 0
-            ][0]
+            ]
             np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
@@ -127,7 +127,7 @@ def test_far_experts_know_nothing_and_the_others_say_it_in_brief(hills, margin, 
     prior, net = model._committee_and_prior("gpoe", new)[1], Net(k, margin, asked)
     with LocalEngine(2, committee.work) as engine:
         ours = guide(model)
-        found = routing.routed(committee, new, [setting], prior, ours, net, engine)[0][0]
+        found = routing.routed(committee, new, [setting], prior, ours, net, engine)[0]
         full = committee.moments(new, 0, J, engine)
     brief = ours.brief.moments(new, np.tile(np.arange(J), (50, 1)))
     inputs = [
@@ -214,7 +214,7 @@ def test_no_audit_for_settings_beside_one_that_asks_everyone(model, hills, monke
     several = [{"temperature": 33.0}, {"aggregation": "poe"}, {"temperature": 44.0}]
     expected = [model.predict_many(new, [changes])[0] for changes in several]
     model._routes.clear()
-    monkeypatch.setattr(routing, "audit", None)
+    monkeypatch.setattr(auditing, "audit", None)
     for found, alone in zip(model.predict_many(new, several), expected, strict=True):
         assert np.mean(apart(alone, found) <= 1e-3) > 0.99
     assert not model._routes

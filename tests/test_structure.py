@@ -33,7 +33,7 @@ LINE = [
     ["prediction"],
     ["routing"],
     ["nested", "calibration", "streaming"],
-    ["joint"],
+    ["joint", "auditing"],
     ["estimators.scaling", "estimators.validation", "storage"],
     ["encoding"],
     ["persistence"],

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,9 @@ from healgp.prediction import Prior
 from healgp.routing import Guide, ask, in_brief
 
 Array = np.ndarray
+
+#: Numbers, latent means and variances [k, n] of the experts that are combined at each row.
+Chosen = tuple[Array, Array, Array]
 
 #: Rows of a block at most and at least, and numbers that the experts' coefficients there may have.
 _ROWS, _LEAST_ROWS, _BLOCK = 4096, 64, 2**25
@@ -47,9 +52,10 @@ class Route:
 def nested(
     committee: Committee, new: Array, n_nearest: int, engine: LocalEngine,
     route: Route | None = None, advance: Callable[[int], Any] = lambda rows: None,
+    known: Chosen | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Latent mean and variance [n] at the rows `new` [n, D] from the n_nearest most confident
-    experts at each, of all or of those that a route names."""
+    experts at each, of all or of those that a route names, unless they are known."""
     k = min(n_nearest, committee.n_experts)
     size = int(np.clip(_BLOCK // (k * committee.sizes.max()), _LEAST_ROWS, _ROWS))
     # rows that are near one another have experts in common
@@ -66,9 +72,11 @@ def nested(
 
     for part in np.split(order, range(size, len(new), size)):
         there, rows = committee.at(part), new[part]
-        chosen, means, variances = _chosen(there, rows, k, engine, route)
-        system = partial(_combined, rows, chosen, means, variances)
-        waiting.append((part, there.together(np.unique(chosen), system, engine)))
+        experts, means, variances = (
+            chosen(there, rows, k, engine, route) if known is None else (v[:, part] for v in known)
+        )
+        system = partial(_combined, rows, experts, means, variances)
+        waiting.append((part, there.together(np.unique(experts), system, engine)))
         if len(waiting) > committee.ahead:
             finish()
     while waiting:
@@ -107,10 +115,11 @@ def _solved(C: Array, own: Array) -> tuple[Array, Array, Array, Array]:
     return 1.0 / np.maximum(values, _LEAST), vectors, right, scale
 
 
-def _chosen(
-    committee: Committee, new: Array, k: int, engine: LocalEngine, route: Route | None
-) -> tuple[Array, Array, Array]:
-    """Numbers, latent means and variances [k, n] of the most confident experts."""
+def chosen(
+    committee: Committee, new: Array, n_nearest: int, engine: LocalEngine, route: Route | None
+) -> Chosen:
+    """The most confident experts."""
+    k = min(n_nearest, committee.n_experts)
     if route is None:
         return most_confident(committee, new, k, engine)
     near, said, _ = route.guide.confident(
@@ -167,32 +176,48 @@ def _covariances(
     return C, own.T
 
 
-def most_confident(
-    committee: Committee, new: Array, k: int, engine: LocalEngine
-) -> tuple[Array, Array, Array]:
-    """Numbers, latent means and variances [k, n] of the experts with the smallest variances."""
-
-    def run(bounds: tuple[int, int]) -> tuple[Array, Array, Array]:
-        mean, var = committee.moments(new, *bounds, engine)
-        numbers = np.broadcast_to(np.arange(*bounds)[:, None], mean.shape)
-        return _smallest(k, numbers, mean, var)
-
-    best: tuple[Array, Array, Array] | None = None
-    for found in engine.map(run, committee.blocks()):
-        if best is None:
-            best = found
-        else:
-            best = _smallest(k, *(np.concatenate(pair) for pair in zip(best, found, strict=True)))
-    assert best is not None
-    return best
+def most_confident(committee: Committee, new: Array, k: int, engine: LocalEngine) -> Chosen:
+    """The k ≤ J experts with the smallest variances."""
+    listener = Listener(committee, len(new), k)
+    engine.run(lambda bounds: listener.moments(new, *bounds, engine), committee.blocks())
+    return listener.found
 
 
-def _smallest(k: int, numbers: Array, mean: Array, var: Array) -> tuple[Array, Array, Array]:
-    if len(var) <= k:
-        return np.array(numbers), mean, var
-    order = np.argsort(var, axis=0, kind="stable")[:k]
-    return (
-        np.take_along_axis(numbers, order, axis=0),
-        np.take_along_axis(mean, order, axis=0),
-        np.take_along_axis(var, order, axis=0),
-    )
+class Listener:
+    """A committee, and what its most confident experts [k, n] say of n rows while all are asked
+    about them."""
+
+    def __init__(self, committee: Any, n: int, k: int) -> None:
+        self._committee, self._rows, self._lock = committee, np.arange(n), Lock()
+        self.found: Chosen = np.zeros((k, n), dtype=np.intp), *np.full((2, k, n), np.inf)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # not while it is being copied
+            raise AttributeError(name)
+        return getattr(self._committee, name)
+
+    def at(self, part: Array | slice) -> Listener:
+        """The same for a part of the rows."""
+        some = copy(self)
+        some._committee, some._rows = self._committee.at(part), self._rows[part]
+        return some
+
+    def moments(
+        self, new: Array, first: int, last: int, engine: LocalEngine
+    ) -> tuple[Array, Array]:
+        mean, var = self._committee.moments(new, first, last, engine)
+        k, numbers = len(self.found[0]), np.arange(first, last)[:, None]
+        here = _smallest(k, np.broadcast_to(numbers, mean.shape), mean, var)
+        with self._lock:  # blocks come in any order
+            before = (v[:, self._rows] for v in self.found)
+            both = (np.concatenate(pair) for pair in zip(before, here, strict=True))
+            for kept, values in zip(self.found, _smallest(k, *both), strict=True):
+                kept[:, self._rows] = values
+        return mean, var
+
+
+def _smallest(k: int, numbers: Array, mean: Array, var: Array) -> Chosen:
+    """The k experts with the smallest variances, in their order; of equal ones the first."""
+    order = np.lexsort((numbers, var), axis=0)[:k]
+    numbers, mean, var = (np.take_along_axis(v, order, axis=0) for v in (numbers, mean, var))
+    return numbers, mean, var

@@ -7,15 +7,13 @@ asking in brief the distance to their rows says. Those that are asked in brief a
 that, and those that are too far even for it as experts who know nothing.
 
 How many are asked in full, how much less confident than the first of them they may be, and how many
-are asked in brief is found by an audit: rows of the training set, each left out of its own expert,
-ask everyone, and routing must agree with that. Where it does not spare most of the work, everyone
-is asked.
+are asked in brief is found by an audit (`healgp.auditing`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -30,9 +28,6 @@ from healgp.weights import SCORES
 
 Array = np.ndarray
 
-#: Experts that make routing worth the audit.
-LEAST_EXPERTS = 32
-
 #: Rows that an expert can be asked about in the time that it takes to sum it up in brief.
 _SUMMED_UP = 400
 
@@ -40,28 +35,8 @@ _SUMMED_UP = 400
 #: distances that are held at a time.
 _ROWS, _BLOCK_ROWS, _NEIGHBOURS, _HELD = 2**15, 512, 128, 2**18
 
-#: Numbers of experts that are tried; how much less confident they may be, in variance, as shares of
-#: the prior's; and the share of all experts that a row may ask on average.
-_ASKED = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_MARGINS = (0.8, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
-_MOST = 0.25
-
-#: Experts that are asked in brief, for each that is asked in full, and at least; and the fewer that
-#: are tried once it is known who is asked in full.
-_IN_BRIEF, _LEAST_IN_BRIEF, _FEWER = 8, 256, (128, 64, 32)
-
-#: Multiples of n_nearest that the nested rule asks to find the most confident; twice as many are
-#: then asked, for it changes by steps.
-_MULTIPLES = (2, 4, 8)
-
-#: The share of the tolerance that the rows of an audit of the nested rule must keep, for it has few
-#: of them.
-_CAUTION = 0.5
-
-#: Rows of an audit of the nested rule at most, which costs much; other rules are audited on all the
-#: rows that the temperature is chosen on. Few rows see few of the experts that know more of a place
-#: than they say in brief: of airline, 765 rows all agreed where 0.14 % of new ones did not.
-AUDITED_NESTED = 300
+#: Experts that are asked in brief, for each that is asked in full, and at least.
+_IN_BRIEF, _LEAST_IN_BRIEF = 8, 256
 
 
 def has_route(setting: Setting) -> bool:
@@ -228,94 +203,40 @@ def in_brief(k: int) -> int:
     return max(_IN_BRIEF * k, _LEAST_IN_BRIEF)
 
 
+def answers(
+    committee: Any, new: Array, found: tuple[Array, Gaussian, list[Sums]], margin: float,
+    settings: Sequence[Setting], prior: Prior, engine: LocalEngine,
+) -> tuple[list[Gaussian], int]:  # fmt: skip
+    """What a guide found at the rows `new` [n, D], with those of the most confident asked in full
+    whose variance is within the margin of the first: mean and variance [n] for every setting, and
+    how many were asked."""
+    experts, brief, rests = found
+    noise, J = committee.theta.noise_variance, committee.n_experts
+    score = _score(brief[1])
+    wanted = score <= score.min(axis=0) + margin
+    said = brief[0].copy(), brief[1].copy()
+    ask(committee, new, experts, wanted, said, engine)
+    results = []
+    for setting, rest in zip(settings, rests, strict=True):
+        extra = noise if setting.space == "y" else 0.0
+        total = sums(setting, *said, prior, noise, J) + rest
+        results.append(total.finish(setting, prior.mean, prior.var + extra))
+    return results, int(wanted.sum())
+
+
 def routed(
     committee: Any, new: Array, settings: Sequence[Setting], prior: Prior, guide: Guide, net: Net,
     engine: LocalEngine, advance: Callable[[int], Any] = lambda rows: None,
-) -> tuple[list[Gaussian], float]:  # fmt: skip
-    """What `prediction.stream` gives, with the experts in the net asked in full; and how many that
-    were for a row on average."""
+) -> list[Gaussian]:  # fmt: skip
+    """What `prediction.stream` gives, with the experts in the net asked in full."""
     shape = (len(new), *committee.latent_shape)
     results = [(np.empty(shape), np.empty(shape)) for _ in settings]
-    noise, J, asked = committee.theta.noise_variance, committee.n_experts, 0
-    order = guide.order(new)
+    noise, order = committee.theta.noise_variance, guide.order(new)
     for part in np.split(order, range(_ROWS, len(new), _ROWS)):
-        rows = new[part]
-        experts, said, rests = guide.confident(
-            rows, net.experts, net.near, settings, prior, noise, engine
-        )
-        score = _score(said[1])
-        wanted = score <= score.min(axis=0) + net.margin
-        asked += int(wanted.sum())
-        ask(committee.at(part), rows, experts, wanted, said, engine)
-        for setting, rest, (means, variances) in zip(settings, rests, results, strict=True):
-            total = sums(setting, *said, prior, noise, J) + rest
-            extra = noise if setting.space == "y" else 0.0
-            means[part], variances[part] = total.finish(setting, prior.mean, prior.var + extra)
+        rows, there = new[part], committee.at(part)
+        found = guide.confident(rows, net.experts, net.near, settings, prior, noise, engine)
+        combined, _ = answers(there, rows, found, net.margin, settings, prior, engine)
+        for (mean, var), values in zip(results, combined, strict=True):
+            mean[part], var[part] = values
         advance(len(part))
-    return results, asked / max(len(new), 1)
-
-
-def apart(one: Gaussian, other: Gaussian, noise: float) -> Array:
-    """How far latent means and variances [n] are from others, in predictive deviations of these."""
-    deviations = [np.sqrt(var + noise) for _, var in (one, other)]
-    found = np.maximum(abs(one[0] - other[0]), abs(deviations[0] - deviations[1])) / deviations[1]
-    return found.reshape(len(found), -1).max(axis=1)
-
-
-def agree(one: Gaussian, other: Gaussian, noise: float, tolerance: float) -> bool:
-    """Whether all rows are within the tolerance of the second's answers."""
-    return bool((apart(one, other, noise) <= tolerance).all())
-
-
-def audit(
-    committee: Any, new: Array, setting: Setting, everyone: Gaussian, prior: Prior, noise: float,
-    guide: Guide, tolerance: float, engine: LocalEngine,
-) -> Net:  # fmt: skip
-    """The net for answers within `tolerance` of those of everyone, in predictive deviations: the
-    fewest experts, then the smallest margin, then the fewest in brief."""
-    left = noise if setting.space == "f" else 0.0  # y-space holds its noise already
-
-    def tried(net: Net) -> tuple[bool, float]:
-        found, asked = routed(committee, new, [setting], prior, guide, net, engine)
-        return agree(found[0], everyone, left, tolerance), asked
-
-    def whole(k: int, margin: float = np.inf) -> Net:
-        return Net(k, margin, in_brief(k))
-
-    numbers = [k for k in _ASKED if k <= 2 * _MOST * committee.n_experts]
-    held = next((i for i, k in enumerate(numbers) if tried(whole(k))[0]), None)
-    if held is None:
-        return Net()
-    most = numbers[min(held + 1, len(numbers) - 1)]  # the margin leaves out who is not needed
-    net, fewest = whole(numbers[held]), float(numbers[held])
-    for margin in _MARGINS:
-        smaller = whole(most, margin * float(np.max(prior.var)))
-        good, asked = tried(smaller)
-        if not good:
-            break
-        if asked < fewest:
-            net, fewest = smaller, asked
-    if fewest > _MOST * committee.n_experts:
-        return Net()
-    for near in (n for n in _FEWER if n > net.experts):
-        smaller = replace(net, near=near)
-        if not tried(smaller)[0]:
-            break
-        net = smaller
-    return net
-
-
-def audit_nested(
-    combine: Callable[[int | None], Gaussian], n_nearest: int, n_experts: int, noise: float,
-    tolerance: float,
-) -> int:  # fmt: skip
-    """How many experts the nested rule asks to find the most confident, for answers within
-    `tolerance`; 0 where everyone should be asked. `combine(asked)` is the rule at some rows."""
-    tried = [m * n_nearest for m in _MULTIPLES if 2 * m * n_nearest <= _MOST * n_experts]
-    if not tried:
-        return 0
-    everyone = combine(None)
-    for k in tried:
-        if agree(combine(k), everyone, noise, _CAUTION * tolerance):
-            return 2 * k
-    return 0
+    return results

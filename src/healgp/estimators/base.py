@@ -328,9 +328,7 @@ class ExpertGP(Choosing):
         ):
             committee.prepare_once(engine)
             guide = self._guided(engine)
-            return routing.routed(committee, new, settings, prior, guide, net, engine, bar.update)[
-                0
-            ]
+            return routing.routed(committee, new, settings, prior, guide, net, engine, bar.update)
 
     def _net(self, settings: list[Setting], n: int) -> routing.Net | None:
         """Who is asked about n rows for all of the settings; None if one of them asks everyone, and

@@ -12,12 +12,12 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from tqdm import tqdm
 
-from healgp import calibration, deviations, routing
+from healgp import auditing, calibration, deviations, routing
 from healgp.deviations import GAUSSIAN, Deviations
 from healgp.engines.local import LocalEngine
 from healgp.likelihoods import Classification, Gaussian, Poisson
 from healgp.metrics import log_density
-from healgp.nested import Route, nested
+from healgp.nested import Listener, nested
 from healgp.prediction import Prior, Setting, stream
 from healgp.progress import progress
 
@@ -36,7 +36,7 @@ class Choosing(BaseEstimator):
     _curves: dict[Setting, calibration.Curve]
     _rules: dict[Setting, calibration.Comparison]
     _routes: dict[tuple[Setting, float], routing.Net]
-    _left_out: dict[Setting, tuple[Array, Array]]
+    _left_out: dict[Setting, Any]
 
     @property
     def temperature_(self) -> float:
@@ -131,13 +131,21 @@ class Choosing(BaseEstimator):
         ):
             committee.prepare_once(engine)
             without: Any = calibration.LeaveOneOut(committee, rows, engine)
-            return stream(without, new, settings, prior, engine, bar.update)
+            if committee is not self._committee or not committee.is_exact:
+                return stream(without, new, settings, prior, engine, bar.update)
+            # the nested rule asks about the same rows who is most confident
+            nearest = min(settings[0].n_nearest, committee.n_experts)
+            listener: Any = Listener(without, len(new), nearest)
+            found = stream(listener, new, settings, prior, engine, bar.update)
+            self._left_out[_whom(settings[0])] = listener.found
+            return found
 
     def _everyone(self, setting: Setting) -> tuple[Array, Array]:
         """Latent moments at the rows that everything is chosen on, under a setting."""
         if setting not in self._left_out:
             self._left_out[setting] = self._without(self._calibration_rows, [setting])[0]
-        return self._left_out[setting]
+        mean, var = self._left_out[setting]
+        return mean, var
 
     @property
     def aggregation_scores_(self) -> dict[str, float]:
@@ -167,7 +175,10 @@ class Choosing(BaseEstimator):
                 with committee.engine(self.n_jobs) as engine:
                     committee.prepare_once(engine)
                     without: Any = calibration.LeaveOneOut(committee, rows, engine)
-                    mean, var = nested(without, new, setting.n_nearest, engine)
+                    mean, var = nested(
+                        without, new, setting.n_nearest, engine,
+                        known=self._left_out.get(_whom(setting)),
+                    )  # fmt: skip
                     moments["nested"] = mean, var + (noise if setting.space == "y" else 0.0)
 
             def judged(mean: Array, var: Array) -> tuple[Array, Deviations]:
@@ -257,33 +268,23 @@ class Choosing(BaseEstimator):
         committee, key = self._committee, (setting, float(self.routing_tol))
         if self.routing is None or not routing.has_route(setting):
             return routing.Net()
-        if committee.n_experts < routing.LEAST_EXPERTS:
+        if committee.n_experts < auditing.LEAST_EXPERTS:
             return routing.Net()
         if key not in self._routes:
-            is_nested = setting.aggregation == "nested"
-            rows = self._calibration_rows
-            if is_nested:
-                rows = rows[:: -(-len(rows) // routing.AUDITED_NESTED)]
-            new = committee.inputs(rows)
-            everyone = None if is_nested else self._everyone(replace(setting, deviations=GAUSSIAN))
+            audit: Callable[..., routing.Net]
+            said: tuple[Any, ...]
+            if setting.aggregation == "nested":
+                audit, said = auditing.audit_nested, (self._left_out.get(_whom(setting)),)
+            else:
+                prior = self._committee_and_prior("", committee.inputs(self._calibration_rows))[1]
+                everyone = self._everyone(replace(setting, deviations=GAUSSIAN))
+                audit, said = auditing.audit, (prior, everyone)
             with committee.engine(self.n_jobs) as engine:
                 committee.prepare_once(engine)
-                without: Any = calibration.LeaveOneOut(committee, rows, engine)
-                guide = self._guided(engine)
-                if everyone is None:
-                    asked = routing.audit_nested(
-                        lambda asked: nested(
-                            without, new, setting.n_nearest, engine,
-                            None if asked is None else Route(guide, asked),
-                        ), setting.n_nearest, committee.n_experts, self._noise(), self.routing_tol,
-                    )  # fmt: skip
-                    self._routes[key] = routing.Net(asked)
-                else:
-                    prior = self._committee_and_prior("", new)[1]
-                    self._routes[key] = routing.audit(
-                        without, new, setting, everyone, prior, self._noise(), guide,
-                        self.routing_tol, engine,
-                    )  # fmt: skip
+                self._routes[key] = audit(
+                    committee, self._calibration_rows, setting, self._noise(),
+                    self._guided(engine), self.routing_tol, engine, *said,
+                )  # fmt: skip
         return self._routes[key]
 
     def _guided(self, engine: LocalEngine) -> routing.Guide:
@@ -334,3 +335,8 @@ def is_auto(value: Any) -> bool:
 def _key(setting: Setting) -> Setting:
     """A setting but for its temperature, and for what no rule with a temperature looks at."""
     return replace(setting, temperature=calibration.INDIFFERENT, n_nearest=Setting.n_nearest)
+
+
+def _whom(setting: Setting) -> Setting:
+    """What the most confident experts are kept under."""
+    return Setting("nested", "ones", 0.0, None, "f", setting.n_nearest)
