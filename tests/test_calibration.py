@@ -61,7 +61,6 @@ def test_nested_without_a_row_in_several_blocks(rows, monkeypatch):
         without = calibration.LeaveOneOut(committee, asked, engine)
         for limit in (4096, 7):
             monkeypatch.setattr("healgp.nested._ROWS", limit)
-            monkeypatch.setattr("healgp.nested._LEAST_ROWS", 1)
             answers.append(nested(without, X[asked], 2, engine))
     np.testing.assert_allclose(answers[0], answers[1], rtol=1e-9)
 

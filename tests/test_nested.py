@@ -1,10 +1,13 @@
 """The nested rule against a naive one and against the exact GP."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from healgp import ExpertGPRegressor, linalg
 from healgp.kernels import KERNELS
+from healgp.nested import _solved
 from naive import gp
 from naive import kernel as covariance
 
@@ -81,6 +84,45 @@ def test_experts_that_repeat_one_another(rows):
     np.testing.assert_allclose(mean, own_mean[0], atol=1e-3)
     assert (var > 0).all()
     assert (var <= own_var.min(axis=0)).all()
+
+
+def test_smooth_data_without_noise(rng):
+    # the prior's variance is 4·10⁸ times the noise, and what experts know is as much smaller
+    X, new = rng.uniform(-1, 1, (400, 2)), rng.uniform(-1, 1, (100, 2))
+    model = ExpertGPRegressor(
+        partition=np.arange(400) % 8, kernel="rbf", lengthscale=10.0, signal_variance=4000.0,
+        noise_variance=1e-5, max_iter=0, standardize=False, aggregation="nested",
+    )  # fmt: skip
+    mean, var = model.fit(X, 2 * X[:, 0] - X[:, 1]).predict_f(new)
+    assert (var <= model.expert_moments(new)[1].min(axis=0) * (1 + 1e-9)).all()
+    assert np.sqrt(np.mean((mean - 2 * new[:, 0] + new[:, 1]) ** 2)) < 5e-5
+    std = np.sqrt(np.diag(model.predict(new, return_cov=True)[1]))
+    np.testing.assert_allclose(std, model.predict(new, return_std=True)[1], rtol=1e-9)
+
+
+def test_where_rounding_leaves_less_than_the_best_expert_knows():
+    # the first two say the same but for rounding, which makes the system indefinite
+    own = np.array([[0.9, 0.9, 0.5]])
+    C = np.array([[[0.9, 0.9 + 1e-13, 0.5], [0.9 + 1e-13, 0.9, 0.5], [0.5, 0.5, 0.5]]])
+    coefficients, known = _solved(C, own)
+    assert known[0] >= 0.9
+    assert known[0] <= 0.9 + 1e-9
+    assert coefficients[0] @ [0.9, 0.9, 0.5] == pytest.approx(0.9)
+
+
+def test_memory_does_not_grow_with_the_square_of_the_experts(rng, monkeypatch):
+    X = rng.uniform(-2, 2, (300, 2))
+    model = ExpertGPRegressor(
+        partition=np.arange(300) % 60, n_nearest=60, kernel="rbf", n_jobs=1, **FIXED
+    ).fit(X, X[:, 0])
+    new = rng.uniform(-2, 2, (400, 2))
+    model.predict_f(new[:2])
+    monkeypatch.setattr("healgp.nested._BLOCK", 2**20)  # 8 MB
+    tracemalloc.start()
+    model.predict_f(new)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * 8 * 2**20
 
 
 def test_far_away_and_one_expert(rows):

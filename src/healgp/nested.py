@@ -33,12 +33,14 @@ Array = np.ndarray
 #: Numbers, latent means and variances [k, n] of the experts that are combined at each row.
 Chosen = tuple[Array, Array, Array]
 
-#: Rows of a block at most and at least, and numbers that the experts' coefficients there may have.
-_ROWS, _LEAST_ROWS, _BLOCK = 4096, 64, 2**25
+#: Rows of a block at most; numbers that the experts' coefficients there may have, or their
+#: covariances, each with what is needed to put it in its place.
+_ROWS, _BLOCK, _PLACED = 4096, 2**25, 6
 
 #: Correlations between experts' means have eigenvalues of at least this: experts that nearly repeat
-#: one another make the system singular.
-_LEAST = 1e-8
+#: one another make the system singular. What it adds to a variance is as small beside the prior's
+#: as the least that variances may be.
+_LEAST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def nested(
     """Latent mean and variance [n] at the rows `new` [n, D] from the n_nearest most confident
     experts at each, of all or of those that a route names, unless they are known."""
     k = min(n_nearest, committee.n_experts)
-    size = int(np.clip(_BLOCK // (k * committee.sizes.max()), _LEAST_ROWS, _ROWS))
+    size = int(np.clip(_BLOCK // (k * max(committee.sizes.max(), _PLACED * k)), 1, _ROWS))
     # rows that are near one another have experts in common
     order = np.arange(len(new))
     if route is not None:
@@ -89,9 +91,7 @@ def combination(
     numbers: Array, engine: LocalEngine,
 ) -> Array:  # fmt: skip
     """The coefficients C⁻¹k [n, k] of the chosen experts [k, n]."""
-    C, own = _covariances(new, chosen, variances, committee, numbers, engine)
-    inverse, vectors, right, scale = _solved(C, own)
-    return np.einsum("nij,nj->ni", vectors, inverse * right) / scale
+    return _solved(*_covariances(new, chosen, variances, committee, numbers, engine))[0]
 
 
 def _combined(
@@ -100,19 +100,23 @@ def _combined(
 ) -> tuple[Array, Array]:  # fmt: skip
     C, own = _covariances(new, chosen, variances, committee, numbers, engine)
     signal = committee.theta.signal_variance
-    inverse, vectors, right, scale = _solved(C, own)
-    left = np.einsum("nij,ni->nj", vectors, means.T / scale)
-    var = signal - (right * right * inverse).sum(axis=1)
-    return (right * left * inverse).sum(axis=1), np.maximum(var, 1e-12 * signal)
+    coefficients, known = _solved(C, own)
+    var = signal - known
+    return (coefficients * means.T).sum(axis=1), np.maximum(var, _LEAST * signal)
 
 
-def _solved(C: Array, own: Array) -> tuple[Array, Array, Array, Array]:
-    """Eigenvalues' inverses and eigenvectors of the correlations, k in their basis, and what
-    covariances were divided by."""
+def _solved(C: Array, own: Array) -> tuple[Array, Array]:
+    """C⁻¹k [n, k], and kᵀC⁻¹k [n], which is what the experts know of the prior's variance; where
+    rounding leaves less than the most confident of them knows, that expert alone."""
     scale = np.sqrt(own)
     values, vectors = np.linalg.eigh(C / (scale[:, :, None] * scale[:, None, :]))
     right = np.einsum("nij,ni->nj", vectors, scale)  # k / scale is scale
-    return 1.0 / np.maximum(values, _LEAST), vectors, right, scale
+    part = right / np.maximum(values, _LEAST)
+    coefficients, known = np.einsum("nij,nj->ni", vectors, part) / scale, (right * part).sum(axis=1)
+    best = own.argmax(axis=1)
+    alone = known < own[range(len(own)), best]
+    coefficients[alone] = np.arange(own.shape[1]) == best[alone, None]
+    return coefficients, np.where(alone, own.max(axis=1), known)
 
 
 def chosen(
