@@ -54,6 +54,22 @@ def test_nearly_everyone_in_full_is_the_stream(model, hills, rule, space):
             np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("far", [1e160, 1e300, 1.7e308])
+@pytest.mark.parametrize("rule", ["gpoe", "nested"])
+def test_rows_beyond_all_size_are_answered_as_by_everyone(model, hills, rule, far):
+    new = hills[2][:200].copy()
+    new[0, 0] = far
+    model.set_params(aggregation=rule, n_nearest=2)
+    try:
+        assert model._route(model._setting({})).experts
+        routed = model.predict(new, return_std=True)
+        everyone = model.set_params(routing=None).predict(new, return_std=True)
+    finally:
+        model.set_params(aggregation="gpoe", n_nearest=8, routing="auto")
+    assert apart(routed, everyone).max() < 1e-3
+    assert routed[1][0] > 0.9 * hills[1].std()
+
+
 def test_an_expert_in_brief_is_the_sparse_gp(model, hills):
     committee, brief = model._committee, guide(model).brief
     new = model._scaling.inputs(hills[2][:40])

@@ -75,7 +75,7 @@ class Guide:
         parts = -(-2 * len(new) // _NEIGHBOURS)
         if parts < 2:
             return np.arange(len(new))
-        Z = new / self.brief.theta.lengthscales
+        Z = self.brief.scaled(new)
         return np.argsort(balanced(Z, parts, np.random.default_rng(0)), kind="stable")
 
     def near(self, new: Array, n: int) -> Array:
@@ -84,7 +84,7 @@ class Guide:
         brief, J = self.brief, self.brief.n_experts
         if n == J:
             return np.tile(np.arange(n), (len(new), 1))
-        Z = new / brief.theta.lengthscales
+        Z = self.brief.scaled(new)
         found, step = np.empty((len(new), n), dtype=np.intp), min(_NEIGHBOURS, -(-_HELD // J))
         for rows in (slice(i, i + step) for i in range(0, len(new), step)):
             some = self._in_reach(Z[rows], n)

@@ -37,6 +37,9 @@ _ROUNDS = 8
 #: Added to the diagonal of K_zz, as a multiple of the signal variance.
 _JITTER = 1e-8
 
+#: A distance from which everything is too far.
+_FAR = 1e100
+
 
 def rank_of(committee: Any) -> int:
     """Inducing inputs of each expert in brief."""
@@ -196,6 +199,11 @@ class Brief:
             old[experts] = values
             setattr(self, name, old)
 
+    def scaled(self, new: Array) -> Array:
+        """Rows [n, D] as distances know them, none so far that its square would not be finite."""
+        far = _FAR * self.theta.lengthscales
+        return np.clip(new, -far, far) / self.theta.lengthscales
+
     def moments(self, new: Array, experts: Array) -> tuple[Array, Array]:
         """Latent means and variances [n, k] of the experts [n, k], each at its row of `new` [n, D],
         in the calling thread; with a last axis for the latent functions if there are several."""
@@ -203,7 +211,7 @@ class Brief:
         order = by_expert(flat, self.n_experts)
         ends = np.append(np.flatnonzero(np.diff(flat[order])) + 1, len(flat))
         found = np.empty((2, len(flat), self.alpha.shape[1]))
-        Z, rows = new / self.theta.lengthscales, order // experts.shape[1]
+        Z, rows = self.scaled(new), order // experts.shape[1]
         _groups(*self._kernel, self.ZT, self.W, self.alpha, Z, flat[order], rows, ends, *found)
         mean, var = np.empty((2, *experts.shape, self.alpha.shape[1]))
         mean.reshape(found[0].shape)[order], var.reshape(found[0].shape)[order] = found
