@@ -1,11 +1,15 @@
 """Diagnosis: what it says of a good model and of bad ones; coverage on data from the prior."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from scipy.stats import poisson
 
 from healgp import ExpertGPClassifier, ExpertGPRegressor, diagnose, metrics
 from healgp.datasets import robot_arm
-from healgp.diagnosis import LEVELS
+from healgp.diagnosis import LEVELS, of_numbers
+from healgp.evidence import Numbers
 from naive import kernel as covariance
 
 
@@ -85,3 +89,14 @@ def test_rows_at_which_no_expert_has_a_weight(arm):
     model.set_params(aggregation="rbcm", weighting="entropy")
     assert 1.0 <= diagnose(model, X, y[:50]).voters <= model.n_experts_
     model.set_params(aggregation="gpoe", weighting="softmax_variance")
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 1.0, 3.0, 10.0])
+def test_counts_with_their_true_rates_are_said_to_be_right(rate):
+    y = np.random.default_rng(0).poisson(rate, 5000)
+    below, up_to, density = poisson.cdf(y - 1, rate), poisson.cdf(y, rate), poisson.logpmf(y, rate)
+    mean = np.full(5000, rate)
+    found = Numbers(y.astype(float), mean, np.sqrt(mean), density, below, up_to)
+    assert of_numbers(found).warnings == ()
+    aside = replace(found, below=0.7 * below, up_to=0.7 * up_to)
+    assert any("lie below" in text for text in of_numbers(aside).warnings)

@@ -84,7 +84,7 @@ def of_numbers(found: Numbers, voters: float | None = None) -> Diagnosis:
         coverage=coverage,
         pit=found.pit(BINS),
         voters=voters,
-        warnings=tuple(_in_words(coverage, 0.5 * (found.below + found.up_to), n)),
+        warnings=tuple(_in_words(coverage, found.share(0.0, 0.5), n)),
     )
 
 
@@ -103,7 +103,8 @@ def voters(model: ExpertGPRegressor, X: Any) -> float | None:
     return float(np.concatenate(counts).mean())
 
 
-def _in_words(coverage: dict[float, float], position: Array, n: int) -> list[str]:
+def _in_words(coverage: dict[float, float], below: float, n: int) -> list[str]:
+    """Of coverage, and of the share of the rows below their median."""
     said = []
     for direction, word in ((-1, "narrow"), (1, "wide")):
         off = [
@@ -115,7 +116,6 @@ def _in_words(coverage: dict[float, float], position: Array, n: int) -> list[str
         if off:
             shares = ", ".join(f"those of {level:.0%} hold {coverage[level]:.1%}" for level in off)
             said.append(f"Intervals are too {word}: {shares} of the rows.")
-    below = np.mean(position < 0.5)
     if abs(below - 0.5) > max(_ERRORS * 0.5 / np.sqrt(n), _DIFFERENCE):
         side = "below" if below > 0.5 else "above"
         said.append(

@@ -43,14 +43,15 @@ class Numbers:
     def coverage(self, level: float) -> float:
         """Share of rows within the central interval of a level. A count on the edge of it belongs
         to it in part, so that the share is the level itself for predictions that are right."""
-        return self._share(0.5 - 0.5 * level, 0.5 + 0.5 * level)
+        return self.share(0.5 - 0.5 * level, 0.5 + 0.5 * level)
 
     def pit(self, bins: int) -> Array:
         """Shares of rows by where y falls in its predicted distribution; 1 / bins is right."""
         edges = np.linspace(0.0, 1.0, bins + 1)
-        return np.array([self._share(a, b) for a, b in pairwise(edges)])
+        return np.array([self.share(a, b) for a, b in pairwise(edges)])
 
-    def _share(self, low: float, high: float) -> float:
+    def share(self, low: float, high: float) -> float:
+        """Of the rows, those between two quantiles; of a count, as much as is between them."""
         width = self.up_to - self.below
         part = np.minimum(self.up_to, high) - np.maximum(self.below, low)
         inside = (self.up_to >= low) & (self.up_to < (high if high < 1.0 else 2.0))
