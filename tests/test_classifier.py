@@ -394,3 +394,12 @@ def test_a_start_far_off_is_brought_back():
 def test_far_rows_have_even_probabilities():
     p = make().fit(X, Y).predict_proba([[1e200, 0.0]])
     np.testing.assert_allclose(p, 1 / 3, atol=1e-6)
+
+
+def test_many_columns_and_noisy_labels(rng):
+    X = rng.standard_normal((1600, 25))
+    p = 1.0 / (1.0 + np.exp(-2.0 * X[:, 0]))
+    y = rng.random(1600) < p
+    model = ExpertGPClassifier(random_state=0).fit(X[:800], y[:800])
+    truth = -np.mean(np.log(np.where(y, p, 1.0 - p))[800:])
+    assert -model.log_predictive_density(X[800:], y[800:]).mean() < truth + 0.05

@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from healgp import ExpertGPRegressor, metrics
+from healgp import ExpertGPClassifier, ExpertGPRegressor, calibration, metrics, selection
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee, ExpertError
 
@@ -190,6 +190,111 @@ def test_control_c_keeps_the_best_so_far(wave, monkeypatch):
     assert len(evaluations) == 4
     assert any(t.noise_variance == model.noise_variance_ for t in evaluations)
     assert np.isfinite(model.predict(new)).all()
+
+
+def interrupting(original, at):
+    """A function that is interrupted when it is called for the at-th time; and its calls."""
+    calls = []
+
+    def function(*arguments):
+        calls.append(arguments)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    return function, calls
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "poisson"])
+@pytest.mark.parametrize("during", ["the first kernel", "the last"])
+def test_control_c_while_kernels_are_compared(wave, monkeypatch, during, likelihood, tmp_path):
+    X, _, new = wave
+    y = np.round(np.exp(X[:, 0])) if likelihood == "poisson" else np.sin(2 * X[:, 0])
+    job = dict(points_per_expert=50, likelihood=likelihood, random_state=0, n_inducing=10)
+    if likelihood == "gaussian":
+        job["n_inducing"] = None
+    whole = ExpertGPRegressor(**job).fit(X, y)
+    first, *_, last = whole.kernel_scores_
+    kernel = first if during == "the first kernel" else last
+    objective, calls = Committee.objective, []
+
+    def interrupted(self, theta, engine):
+        calls.append(self.kernel)
+        if calls.count(kernel) == 3:
+            raise KeyboardInterrupt
+        return objective(self, theta, engine)
+
+    monkeypatch.setattr(Committee, "objective", interrupted)
+    with pytest.warns(UserWarning, match="interrupted"):
+        model = ExpertGPRegressor(checkpoint=tmp_path / "c", **job).fit(X, y)
+    assert model.n_iter_ == 0
+    if during == "the first kernel":
+        assert model.kernel_ == first
+        assert model.kernel_scores_ == {}
+        assert len(calls) < 8
+    else:  # it was not trained, and is not compared
+        others = {k: v for k, v in whole.kernel_scores_.items() if k != last}
+        assert model.kernel_scores_ == others
+        assert model.kernel_ == max(others, key=lambda k: others[k])
+    assert np.isfinite(model.predict(new)).all()
+    assert not (tmp_path / "c").exists()
+
+
+def test_control_c_while_partitions_are_compared(wave, monkeypatch):
+    X, y, _ = wave
+    interrupted, _ = interrupting(selection.explains_better, 1)
+    monkeypatch.setattr(selection, "explains_better", interrupted)
+    with pytest.warns(UserWarning, match="interrupted"):
+        model = ExpertGPRegressor(50, kernel="rbf", random_state=0).fit(X, y)
+    assert model.n_iter_ == 0
+    assert metrics.rmse(model.predict(X), y) < 0.3  # with what the brief training found
+
+
+@pytest.mark.parametrize("kind", [ExpertGPRegressor, ExpertGPClassifier])
+def test_control_c_while_the_temperature_is_chosen(wave, monkeypatch, kind):
+    X, y, new = wave
+    y = y if kind is ExpertGPRegressor else y > 0
+    job = dict(points_per_expert=50, random_state=0)
+    whole = kind(**job).fit(X, y)
+    original = calibration.LeaveOneOut.__init__
+    interrupted, _ = interrupting(original, 1)
+    monkeypatch.setattr(calibration.LeaveOneOut, "__init__", interrupted)
+    with pytest.warns(UserWarning, match="Training is done"):
+        model = kind(**job).fit(X, y)
+    monkeypatch.setattr(calibration.LeaveOneOut, "__init__", original)
+    assert model.temperature_ == whole.temperature_  # chosen now
+    assert np.array_equal(model.predict(new), whole.predict(new))
+
+
+def test_a_fit_that_fails_at_its_end_leaves_the_earlier_one(wave, monkeypatch):
+    X, y, new = wave
+    model = ExpertGPRegressor(50, random_state=0).fit(X, y)
+    before = model.predict(new, return_std=True)
+
+    def fails(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(calibration.LeaveOneOut, "__init__", fails)
+    with pytest.raises(MemoryError):
+        model.fit(np.c_[X, X], 10 * y)
+    assert np.array_equal(model.predict(new, return_std=True), before)
+    assert model.n_features_in_ == 2
+    other = ExpertGPRegressor(50, random_state=0)
+    with pytest.raises(MemoryError):
+        other.fit(X, y)
+    with pytest.raises(NotFittedError):
+        other.predict(new)
+
+
+def test_verbose_says_what_was_chosen(wave, capsys):
+    X, y, _ = wave
+    model = ExpertGPRegressor(5, random_state=0, verbose=1).fit(X, y)
+    said = capsys.readouterr().out
+    assert f"kernel: {model.kernel_};" in said
+    assert all(f"{name} {score:.4f}" in said for name, score in model.kernel_scores_.items())
+    temperatures, nlpd = model.temperature_curve_
+    chosen = nlpd[temperatures == model.temperature_][0]
+    assert f": {model.temperature_:.3g}, NLPD by leave-one-out {chosen:.4f}" in said
 
 
 def test_a_failing_evaluation_keeps_the_best_so_far(wave, monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from healgp import ExpertGPRegressor, training
+from healgp import ExpertGPRegressor, metrics, training
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee
 from healgp.kernels import Hyperparameters
@@ -75,3 +75,24 @@ def test_control_c_in_a_stage_ends_training(rng, monkeypatch):
 def test_an_unknown_way_to_train_is_refused(wave):
     with pytest.raises(ValueError, match=r"training='half'.*progressive, full"):
         ExpertGPRegressor(training="half").fit(wave[0], wave[1])
+
+
+@pytest.mark.parametrize("rows", [None, 2000])
+def test_lengthscales_too_short_for_many_columns(rng, rows):
+    # in 40 columns nothing is near anything, and the gradient is that of noise alone
+    X = rng.standard_normal((600, 40))
+    y = X.sum(axis=1) / np.sqrt(40) + 0.5 * rng.standard_normal(600)
+    job = dict(points_per_expert=rows, kernel="rbf", random_state=0)
+    model = ExpertGPRegressor(**job).fit(X[:400], y[:400])
+    near = ExpertGPRegressor(lengthscale=10.0, noise_variance=0.3, **job).fit(X[:400], y[:400])
+    best = near.log_marginal_likelihood_
+    assert model.log_marginal_likelihood_ == pytest.approx(best, rel=1e-4)
+    assert metrics.rmse(model.predict(X[400:]), y[400:]) < 0.8 * y.std()
+
+
+def test_noise_alone_is_known_to_be_that(rng):
+    model = ExpertGPRegressor(points_per_expert=None, kernel="rbf", random_state=0)
+    model.fit(rng.standard_normal((300, 1)), rng.standard_normal(300))
+    assert model.noise_variance_ > 0.9
+    constant = ExpertGPRegressor(points_per_expert=None).fit(np.arange(9.0)[:, None], np.ones(9))
+    np.testing.assert_allclose(constant.predict([[3.5]]), 1.0)

@@ -18,7 +18,7 @@ from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee, ExpertError
 from healgp.experts.sparse import SparseCommittee
 from healgp.kernels import Hyperparameters
-from healgp.training import train
+from healgp.training import Training, train
 
 Array = np.ndarray
 
@@ -50,13 +50,38 @@ class Selection:
     kernel: str
     theta: Hyperparameters
     scores: dict[str, float]
+    interrupted: bool = False  # by Ctrl-C
 
     @classmethod
-    def of(cls, results: dict[str, tuple[float, Hyperparameters]]) -> Selection:
-        """The best of the results; one alone was not compared."""
+    def of(
+        cls, kernels: Sequence[str], trained: Callable[[str], tuple[float, Training]]
+    ) -> Selection:
+        """The best by the marginal likelihood per row that `trained` gives each; one alone is not
+        compared, nor one whose training was interrupted, but where it is all there is."""
+        results: dict[str, tuple[float, Training]] = {}
+        interrupted = False
+        for kernel in kernels:
+            try:
+                found = trained(kernel)
+            except ExpertError:
+                if len(kernels) == 1:
+                    raise
+                continue
+            interrupted = found[1].interrupted
+            if not (interrupted and results):
+                results[kernel] = found
+            if interrupted:
+                break
+        if not results:
+            raise ExpertError(
+                "No kernel could be trained: every covariance matrix was singular. Raise "
+                "noise_variance, or leave out columns with extreme values and rows that are nearly "
+                "equal."
+            )
         best = max(results, key=lambda kernel: results[kernel][0])
         scores = {kernel: value for kernel, (value, _) in results.items()}
-        return cls(best, results[best][1], scores if len(results) > 1 else {})
+        theta = results[best][1].theta
+        return cls(best, theta, scores if len(results) > 1 else {}, interrupted)
 
 
 def choose_kernel(
@@ -66,32 +91,17 @@ def choose_kernel(
 ) -> Selection:  # fmt: skip
     """Trains each kernel briefly from θ on the same few experts."""
     few = _few(groups, rng)
-    results: dict[str, tuple[float, Hyperparameters]] = {}
-    for kernel in kernels:
+
+    def trained(kernel: str) -> tuple[float, Training]:
         committee = Committee.from_groups(Z, y, few, kernel, theta)
         with committee.engine(n_jobs) as engine:
-            try:
-                found = train(
-                    committee,
-                    ard,
-                    min(max_iter, _ITERATIONS),
-                    scale_X,
-                    scale_y,
-                    engine,
-                    tolerance=_TOLERANCE,
-                    warn=False,
-                ).theta
-                results[kernel] = committee.objective(found, engine)[0] / committee.n_rows, found
-            except ExpertError:
-                if len(kernels) == 1:
-                    raise
-    if not results:
-        raise ExpertError(
-            "No kernel could be trained: every covariance matrix was singular. Raise "
-            "noise_variance, or leave out columns with extreme values and rows that are nearly "
-            "equal."
-        )
-    return Selection.of(results)
+            found = train(
+                committee, ard, min(max_iter, _ITERATIONS), scale_X, scale_y, engine,
+                tolerance=_TOLERANCE, warn=False,
+            )  # fmt: skip
+            return committee.objective(found.theta, engine)[0] / committee.n_rows, found
+
+    return Selection.of(kernels, trained)
 
 
 def _few(groups: list[Array], rng: np.random.Generator) -> list[Array]:
@@ -153,7 +163,7 @@ def train_on_targets(
     longer = replace(start, lengthscales=np.sqrt(X.shape[1]) * start.lengthscales)
     noisy = replace(longer, signal_variance=scale**2 / 2, noise_variance=scale**2 / 2)
 
-    def trained(kernel: str) -> tuple[float, Hyperparameters]:
+    def trained(kernel: str) -> tuple[float, Training]:
         committee = Committee.from_groups(X, np.zeros(len(X)), columns, kernel, start)
         committee.y = y
         with committee.engine(n_jobs) as engine:
@@ -169,11 +179,14 @@ def train_on_targets(
                 found = train(
                     committee, ard, max_iter, scale_X, scale, engine, tolerance=_TOLERANCE,
                     warn=False, spread=_SPREAD,
-                ).theta  # fmt: skip
-                results.append((committee.objective(found, engine)[0] / len(y), found))
-            return max(results, key=lambda result: result[0])
+                )  # fmt: skip
+                results.append((committee.objective(found.theta, engine)[0] / len(y), found))
+                if found.interrupted:
+                    break
+            value, best = max(results, key=lambda result: result[0])
+            return value, replace(best, interrupted=found.interrupted)
 
-    return Selection.of({kernel: trained(kernel) for kernel in kernels})
+    return Selection.of(kernels, trained)
 
 
 def choose_signal(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,9 @@ _LOG_RATE_BOUND = 10.0
 _EXACT_TOLERANCE, _COLLAPSED_TOLERANCE = 1e-9, 1e-5
 _VARIATIONAL_TOLERANCE, _INDUCING_TOLERANCE = 1e-4, 5e-4
 
+#: The gain in log p per row over that of noise alone, below which nothing was explained.
+_EXPLAINED = 0.01
+
 #: Progressive training: experts that it begins with, how many times as many each next stage has,
 #: the relative gain in an iteration at which a stage ends, and the gain in log p per row still to
 #: be had at which no further stage follows.
@@ -58,16 +61,19 @@ class Training:
     n_iter: int
     gain: float = 0.0  # of the objective per row, over that of the start
     stopped: bool = False  # by Ctrl-C or by an evaluation that failed
+    interrupted: bool = False  # by Ctrl-C
 
 
 @dataclass(frozen=True)
 class _Found:
-    """The best point, the number of iterations, and as above."""
+    """The best point, the objective per row there, the number of iterations, and as above."""
 
     point: np.ndarray
+    value: float
     n_iter: int
     gain: float
     stopped: bool
+    interrupted: bool
 
 
 def train(
@@ -87,7 +93,12 @@ def train(
     scales of X [D] and y. An evaluation that fails, or Ctrl-C, keeps the best θ so far. It ends
     at a relative gain of `tolerance`, and warns if max_iter comes first; `spread` is the deviation
     of a prior that draws the logarithms of the lengthscales together. A journal keeps the
-    evaluations."""
+    evaluations.
+
+    Distances grow with the root of the number of columns. Where the lengthscales to start from are
+    too short for that, nothing is near anything, and the gradient has nothing to say: a θ that
+    explains no more than noise alone would is looked for a second time, from lengthscales √D as
+    long and half of y noise."""
     if max_iter == 0:
         return Training(committee.theta, 0)
     D = len(scale_X)
@@ -102,13 +113,30 @@ def train(
         value -= 0.5 * float(apart @ apart) / spread**2
         return value, _tied(gradient, D, ard)[: len(log_theta)]
 
-    found = _maximise(
-        objective if journal is None else journal.remembered(objective),
-        committee.theta.to_log(ard, shaped), bounds, committee.n_rows, max_iter, tolerance, report,
-        warn,
-    )  # fmt: skip
+    kept = objective if journal is None else journal.remembered(objective)
+
+    def maximised(start: Hyperparameters) -> _Found:
+        point, N = start.to_log(ard, shaped), committee.n_rows
+        return _maximise(kept, point, bounds, N, max_iter, tolerance, report, warn)
+
+    found = maximised(committee.theta)
+    square = _mean_square(committee, scale_y)
+    if not found.stopped and found.value < _EXPLAINED - 0.5 * (np.log(2.0 * np.pi * square) + 1.0):
+        far = np.sqrt(D) * committee.theta.lengthscales
+        other = maximised(replace(committee.theta, lengthscales=far, signal_variance=square / 2,
+                                  noise_variance=square / 2))  # fmt: skip
+        first, n_iter = found.value - found.gain, found.n_iter + other.n_iter
+        best = max(found, other, key=lambda f: f.value)
+        found = replace(other, point=best.point, n_iter=n_iter, value=best.value,
+                        gain=best.value - first)  # fmt: skip
     theta = Hyperparameters.from_log(found.point, D, ard)
-    return Training(theta, found.n_iter, found.gain, found.stopped)
+    return Training(theta, found.n_iter, found.gain, found.stopped, found.interrupted)
+
+
+def _mean_square(committee: Committee, scale_y: float) -> float:
+    """Of y, but for rows that are elsewhere; never 0."""
+    y = getattr(committee, "y", None)
+    return scale_y**2 if y is None else float(np.mean(y**2)) or 1.0
 
 
 def train_progressively(
@@ -235,7 +263,8 @@ def _maximise(
 ) -> _Found:
     """The best point that L-BFGS-B finds, for an objective that is a sum over N rows."""
     start = np.clip(start, bounds[:, 0], bounds[:, 1])
-    best_value, best, iteration, first_value, stopped = -np.inf, start, 0, -np.inf, False
+    best_value, best, iteration, first_value = -np.inf, start, 0, -np.inf
+    stopped = interrupted = False
 
     def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal best_value, best, first_value
@@ -265,7 +294,7 @@ def _maximise(
                 stacklevel=4,
             )
     except KeyboardInterrupt:
-        stopped = True
+        stopped = interrupted = True
         warnings.warn(
             f"Training was interrupted in iteration {iteration + 1}; the model uses the best "
             "hyperparameters so far.",
@@ -281,7 +310,13 @@ def _maximise(
             ConvergenceWarning,
             stacklevel=4,
         )
-    return _Found(best, iteration, (best_value - first_value) / N, stopped)
+    gain = (best_value - first_value) / N
+    return _Found(best, best_value / N, iteration, gain, stopped, interrupted)
+
+
+def say_interrupted() -> None:
+    """Warns of Ctrl-C beside an optimisation."""
+    warnings.warn("Training was interrupted; the model uses the best so far.", stacklevel=5)
 
 
 def _log_bounds(ard: bool, shaped: bool, scale_X: np.ndarray, scale_y: float) -> np.ndarray:

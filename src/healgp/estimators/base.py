@@ -79,16 +79,13 @@ class ExpertGP(Choosing):
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """A fit that fails leaves an earlier one as it was: what scikit-learn's validation has
-        already replaced comes back."""
-        names = ("n_features_in_", "feature_names_in_")
-        before = {name: self.__dict__[name] for name in names if name in self.__dict__}
+        """A fit that fails leaves an earlier one as it was."""
+        before = dict(self.__dict__)
         try:
             with enough_memory():
                 yield
         except BaseException:
-            for name in names:
-                self.__dict__.pop(name, None)
+            self.__dict__.clear()
             self.__dict__.update(before)
             raise
 
@@ -153,7 +150,7 @@ class ExpertGP(Choosing):
 
     def _fit_sparse(
         self, Z: Any, y: Any, rows: list[Array], kernel: str, theta: Hyperparameters,
-        likelihood: Likelihood, n_inducing: int, with_kernel: bool, scaling: Scaling,
+        likelihood: Likelihood, n_inducing: int, with_kernel: bool, max_iter: int, scaling: Scaling,
         rng: np.random.Generator,
     ) -> tuple[Any, Array, float]:  # fmt: skip
         """A committee of sparse experts, trained; its training curve; and its ELBO."""
@@ -163,21 +160,18 @@ class ExpertGP(Choosing):
             committee = self._kinds()[1].from_groups(
                 Z, y, rows, kernel, theta, likelihood, n_inducing, rng, engine
             )
-            max_iter = self.max_iter
             if not with_kernel and max_iter > 0:
                 try:
                     committee.theta = selection.choose_signal(committee, rng, engine)
                 except KeyboardInterrupt:
-                    warnings.warn(
-                        "Training was interrupted; the model uses the best so far.", stacklevel=3
-                    )
+                    training.say_interrupted()
                     max_iter = 0
             limit = max(training.TRAINING_SITES // likelihood.n_latent, 10 * n_inducing)
             trained = committee
             if committee.sizes.max() > limit:
                 trained = committee.sample(limit, np.arange(committee.n_experts), rng)
             with (
-                self._journal(committee, rows, scaling) as journal,
+                self._journal(committee, rows, scaling, max_iter) as journal,
                 self._progress("training", max_iter, "it") as bar,
             ):
                 found = training.train_sparse(
@@ -192,14 +186,33 @@ class ExpertGP(Choosing):
                 journal.done()
         return committee, np.array(curve), elbo
 
-    def _journal(self, committee: Any, rows: list[Array], scaling: Scaling) -> Journal:
-        """The evaluations of training, where they are to be kept."""
+    def _journal(
+        self, committee: Any, rows: list[Array], scaling: Scaling, max_iter: int
+    ) -> Journal:
+        """The evaluations of training, where there are any and they are to be kept."""
         elsewhere = ("checkpoint", "engine", "n_jobs", "verbose", "memory_budget", "partition")
         parameters = {k: v for k, v in self.get_params().items() if k not in elsewhere}
         return Journal(
-            self.checkpoint, type(self).__name__, parameters, committee.kernel, committee.offsets,
-            committee.theta.to_log(True, True), np.concatenate(rows), *vars(scaling).values(),
+            self.checkpoint if max_iter else None, type(self).__name__, parameters,
+            committee.kernel, committee.offsets, committee.theta.to_log(True, True),
+            np.concatenate(rows), *vars(scaling).values(),
         )  # fmt: skip
+
+    def _say_kernel(self, chosen: selection.Selection) -> None:
+        if self.verbose and chosen.scores:
+            scores = ", ".join(f"{kernel} {value:.4f}" for kernel, value in chosen.scores.items())
+            print(f"kernel: {chosen.kernel}; log p per row of some experts: {scores}")
+
+    def _choose_now(self) -> None:
+        """Rule and temperature are chosen now, not at the first prediction."""
+        try:
+            self._setting({})
+        except KeyboardInterrupt:
+            warnings.warn(
+                "Interrupted while the temperature or the rule was chosen. Training is done, and "
+                "they are chosen when they are first needed.",
+                stacklevel=4,
+            )
 
     def _store(
         self,

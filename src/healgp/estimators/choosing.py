@@ -227,7 +227,8 @@ class Choosing(BaseEstimator):
         what = f"temperature of {setting.aggregation} with {setting.weighting}"
         if found.matters:
             chosen = found.chosen(self._committee.n_experts)
-            print(f"{what}: {chosen:.3g}, NLPD by leave-one-out {found.nlpd.min():.4f}")
+            nlpd = found.nlpd[found.temperatures == chosen][0]
+            print(f"{what}: {chosen:.3g}, NLPD by leave-one-out {nlpd:.4f}")
         else:
             print(f"{what}: it does not matter here, all predict alike")
 

@@ -214,8 +214,8 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
         Z, rng = scaling.inputs(X), self._rng()
         labels, rows, _ = self._partition(X, Z, rng)
 
-        kernel, scores = self._kernels()[0], dict[str, float]()
-        if self.max_iter > 0:
+        kernel, scores, max_iter = self._kernels()[0], dict[str, float](), self.max_iter
+        if max_iter > 0:
             counts = blockwise(y, partial(np.bincount, minlength=len(classes)))
             means = np.sum(counts, axis=0) / len(y)
 
@@ -231,7 +231,9 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
                 Z, groups, indicators, self._kernels(), theta, self.ard, self.max_iter,
                 scaling.x_left, rng, self.n_jobs,
             )  # fmt: skip
+            self._say_kernel(found)
             kernel, scores = found.kernel, found.scores
+            max_iter = 0 if found.interrupted else max_iter
             theta = replace(found.theta, signal_variance=theta.signal_variance)
         committee, curve, elbo = self._fit_sparse(
             Z,
@@ -242,13 +244,14 @@ class ExpertGPClassifier(ClassifierMixin, ExpertGP):
             likelihood,
             self.n_inducing,
             False,
+            max_iter,
             scaling,
             rng,
         )
         self._store(committee, scaling, rng)
         self.classes_, self.elbo_, self.kernel_scores_ = classes, elbo, scores
         self.labels_, self.training_curve_, self.n_iter_ = labels, curve, len(curve)
-        self._setting({})  # the temperature is chosen now, not at the first prediction
+        self._choose_now()
         return self
 
     def _check_parameters(self) -> None:

@@ -93,9 +93,10 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
     lengthscale, signal_variance, noise_variance : float, default=1.0, 1.0, 0.1
         Where training starts, in standardised units. lengthscale may be an array of one per column.
     max_iter : int, default=100
-        Most iterations of L-BFGS-B (with sparse experts twice: for a start on exact ones, and for
-        the ELBO). 0 keeps the starting values. θ stays within lengthscale
-        [0.02, 200], signal variance [1e-4, 1e4], noise variance [1e-5, 100] and, for
+        Most iterations of L-BFGS-B: with training="progressive" at every stage, with sparse experts
+        twice, for a start on exact ones and for the ELBO; and again from longer lengthscales where
+        nothing but noise was found. 0 keeps the starting values. θ stays within lengthscale [0.02,
+        200], signal variance [1e-4, 1e4], noise variance [1e-5, 100] and, for
         "rational_quadratic", alpha [0.01, 1000], in units of the deviations of X and y. A
         lengthscale at 200 means that its column does not matter.
     training : {"progressive", "full"}, default="progressive"
@@ -299,12 +300,14 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
                 Z, rows, first, self._kernels(), theta, self.ard, self.max_iter,
                 scaling.x_left, rng, self.n_jobs,
             )  # fmt: skip
-            theta = chosen.theta
+            self._say_kernel(chosen)
+            theta, max_iter = chosen.theta, 0 if chosen.interrupted else self.max_iter
             likelihood = Poisson(np.log(mean)) if counts else Gaussian(np.log(theta.noise_variance))
             n_inducing = _N_INDUCING if self.n_inducing is None else self.n_inducing
             sparse, trained, elbo = self._fit_sparse(
-                Z, t, rows, chosen.kernel, theta, likelihood, n_inducing, True, scaling, rng
-            )
+                Z, t, rows, chosen.kernel, theta, likelihood, n_inducing, True, max_iter, scaling,
+                rng,
+            )  # fmt: skip
             if isinstance(sparse.likelihood, Poisson):  # f varies about the log of a mean
                 scaling = replace(scaling, y_center=sparse.likelihood.parameter)
             self._store(sparse, scaling, rng)
@@ -312,7 +315,7 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
             self.labels_, self.training_curve_, self.n_iter_ = labels, trained, len(trained)
             if not counts:
                 self.noise_variance_ = sparse.theta.noise_variance
-            self._setting({})
+            self._choose_now()
             return self
 
         chosen = selection.Selection(self.kernel, theta, {})
@@ -322,27 +325,34 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
                 Z, t, rows, self._kernels(), theta, self.ard, self.max_iter, scaling.x_left,
                 scaling.y_left, rng, self.n_jobs,
             )  # fmt: skip
-        kind = self._kinds()[0]
-        if divide_again:
-            again, rows_again, _ = self._partition(X, Z / chosen.theta.lengthscales, rng)
-            # rows that are here are compared here, and those of a collection where they are
-            here = Committee if isinstance(Z, np.ndarray) else kind
-            old, new = (
-                here.from_groups(Z, t, some, chosen.kernel, chosen.theta)
-                for some in (rows, rows_again)
-            )
-            if selection.explains_better(old, new, self.n_jobs):
-                labels, rows = again, rows_again
-            del old, new
+            self._say_kernel(chosen)
+        kind, max_iter = self._kinds()[0], self.max_iter
+        if chosen.interrupted:
+            max_iter = 0
+        elif divide_again:
+            try:
+                again, rows_again, _ = self._partition(X, Z / chosen.theta.lengthscales, rng)
+                # rows that are here are compared here, and those of a collection where they are
+                here = Committee if isinstance(Z, np.ndarray) else kind
+                old, new = (
+                    here.from_groups(Z, t, some, chosen.kernel, chosen.theta)
+                    for some in (rows, rows_again)
+                )
+                if selection.explains_better(old, new, self.n_jobs):
+                    labels, rows = again, rows_again
+                del old, new
+            except KeyboardInterrupt:
+                training.say_interrupted()
+                max_iter = 0
         committee = kind.from_groups(Z, t, rows, chosen.kernel, chosen.theta)
         # The communication set of grBCM, as positions in the committee's order of rows.
         communication = np.sort(rng.choice(N, m, replace=False))
         with (
             committee.engine(self.n_jobs) as engine,
-            self._journal(committee, rows, scaling) as journal,
-            self._progress("training", self.max_iter, "it") as bar,
+            self._journal(committee, rows, scaling, max_iter) as journal,
+            self._progress("training", max_iter, "it") as bar,
         ):
-            limits = self.ard, self.max_iter, scaling.x_left, scaling.y_left
+            limits = self.ard, max_iter, scaling.x_left, scaling.y_left
             curve: list[float] = []
             report = _reporter(bar, "log p per row", curve)
             if self.training == "full":
@@ -361,7 +371,7 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
         self.labels_, self.training_curve_, self.n_iter_ = labels, np.array(curve), len(curve)
         self.log_marginal_likelihood_ = log_likelihood
         self.noise_variance_ = found.theta.noise_variance
-        self._setting({})  # rule and temperature are chosen now, not at the first prediction
+        self._choose_now()
         return self
 
     def _may_divide_again(self) -> bool:
