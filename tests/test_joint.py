@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from scipy.linalg import sqrtm
 
 from healgp import ExpertGPRegressor, joint
 from naive import kernel as covariance
@@ -172,27 +173,41 @@ def test_memory_does_not_grow_with_the_experts(rule):
     assert set(asked) == {0, 2}
 
 
-def test_gpoe_and_barycenter_against_naive_ones(rows, rng):
+@pytest.mark.parametrize("rule", [r for r in RULES if r != "nested"])
+def test_rules_against_naive_ones(rule, rows, rng):
     X, y = rows
     labels = np.arange(60) % 3
     new = rng.uniform(-2, 2, (6, 2))
-    model = ExpertGPRegressor(partition=labels, aggregation="gpoe", **FIXED).fit(X, y)
-    beta = model.expert_weights(new)
-    parts = [exact(X[labels == j], y[labels == j], new)[1] - 0.2 * np.eye(6) for j in range(3)]
-    roots = [np.diag(np.sqrt(b)) for b in beta]
-    for rule in ("gpoe", "barycenter"):
-        model.set_params(aggregation=rule)
-        var = model.predict_f(new)[1]
-        if rule == "gpoe":
-            S = np.linalg.inv(
-                sum(r @ np.linalg.inv(p) @ r for r, p in zip(roots, parts, strict=True))
-            )
-        else:
-            S = sum(r @ p @ r for r, p in zip(roots, parts, strict=True))
-        S *= np.sqrt(np.outer(var / np.diag(S), var / np.diag(S)))
-        np.testing.assert_allclose(
-            model.predict(new, return_cov=True)[1], S + 0.2 * np.eye(6), atol=1e-6
-        )
+    model = ExpertGPRegressor(
+        partition=labels, points_per_expert=20, aggregation=rule, random_state=0, **FIXED
+    ).fit(X, y)
+    noise = 0.2 * np.eye(6)
+    groups, K = [labels == j for j in range(3)], covariance("matern32", new, new, [0.7, 1.5], 1.3)
+    if rule == "grbcm":  # every expert knows the communication set, which stands for the prior
+        in_order = np.argsort(labels, kind="stable")  # as the committee has its rows
+        shared = np.isin(np.arange(60), in_order[model._communication])
+        groups = [g | shared for g in groups]
+        K = exact(X[shared], y[shared], new)[1] - noise
+    parts = [exact(X[g], y[g], new)[1] - noise for g in groups]
+    roots = [np.diag(np.sqrt(b)) for b in model.expert_weights(new)]
+
+    def framed(matrices):
+        return sum(r @ p @ r for r, p in zip(roots, matrices, strict=True))
+
+    var, inverse = model.predict_f(new)[1], np.linalg.inv
+    if rule in ("poe", "gpoe"):
+        S = inverse(framed([inverse(p) for p in parts]))
+    elif rule == "barycenter":
+        S = framed(parts)
+    elif rule == "wasserstein":  # from an iteration of its own: S ← Σ B^½ (S^½ S_j S^½)^½ B^½
+        S = np.eye(6)
+        for _ in range(2000):
+            root = np.real(sqrtm(S))
+            S = framed([np.real(sqrtm(root @ p @ root)) for p in parts])
+    else:
+        S = inverse(framed([inverse(p) - inverse(K) for p in parts]) + inverse(K))
+    S *= np.sqrt(np.outer(var / np.diag(S), var / np.diag(S)))
+    np.testing.assert_allclose(model.predict(new, return_cov=True)[1], S + noise, atol=1e-6)
 
 
 def test_the_fixed_point(rng):

@@ -58,7 +58,9 @@ def test_rational_quadratic_tilt(alpha):
         expected = []
         for r in r2:
             u = 1 + mpmath.mpf(float(r)) / (2 * mpmath.mpf(alpha))
-            expected.append(float(alpha * u**-alpha * ((u - 1) / u - mpmath.log(u))))
+            phi = u**-alpha
+            known = phi >= mpmath.exp(-100)  # else 0, as in all kernels
+            expected.append(float(known * alpha * phi * ((u - 1) / u - mpmath.log(u))))
     np.testing.assert_allclose(
         profile("rational_quadratic", r2, alpha)[2], expected, rtol=1e-6, atol=1e-300
     )
@@ -70,3 +72,18 @@ def test_equal_points_and_far_points(name):
     assert phi[0] == 1.0
     assert 0 <= phi[1] < 1e-6
     assert np.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_far_points_are_independent_and_no_product_is_denormal(name):
+    r2 = np.logspace(-3, 7, 2000)
+    phi, slope, tilt = profile(name, r2, 500.0)
+    for found in (phi, slope, tilt if name in kernels.SHAPE_NAMES else phi):
+        assert np.isfinite(found).all()
+        small = np.abs(found[found != 0.0]).min()
+        assert small**5 > np.finfo(float).tiny
+    assert phi[0] > 0.9
+    assert phi[-1] == 0.0
+    far = np.flatnonzero(phi == 0.0)[0]
+    assert phi[far - 1] < 1e-35  # nothing that could be seen beside any noise or jitter is cut off
+    assert not phi[far:].any()
