@@ -119,9 +119,10 @@ def explains_better(old: Any, new: Any, n_jobs: int | None) -> bool:
     chance."""
     values = []
     for committee in (old, new):
+        committee.factor_bytes = 0.0  # only the value is wanted
         with committee.engine(n_jobs) as engine:
             try:
-                values.append(committee.objective(committee.theta, engine)[0])
+                values.append(committee.prepare(engine))
             except ExpertError:
                 values.append(-np.inf)
     return values[1] > values[0]
