@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+import healgp
 from healgp import ExpertGPRegressor, auditing, routing
 from healgp.calibration import LeaveOneOut
 from healgp.experts.committee import Committee
@@ -88,6 +89,22 @@ def test_the_nested_rule_among_as_many_as_were_found_enough(model):
             for route in (Route(guide, net.experts), None)
         )
     assert auditing.apart(one, other, noise).max() <= 1e-3
+
+
+def test_many_experts_for_the_nested_rule_are_saved(rng, monkeypatch, tmp_path):
+    monkeypatch.setattr(auditing, "_ROWS_NESTED", 4)
+    X = rng.uniform(-1, 1, (4160, 2))
+    y = np.sin(3 * X[:, 0]) + 0.1 * rng.standard_normal(4160)
+    model = ExpertGPRegressor(
+        partition=np.argsort(np.argsort(X[:, 0])) // 4, points_per_expert=4, kernel="rbf",
+        aggregation="nested", n_nearest=64, temperature=1.0, max_iter=0, random_state=0,
+    ).fit(X, y)  # fmt: skip
+    net = model._route(model._setting({}))
+    assert net.near > net.experts >= 128
+    model.save(tmp_path / "m")
+    again = healgp.load(tmp_path / "m")
+    assert again._route(again._setting({})) == net
+    assert np.array_equal(again.predict(X[:5]), model.predict(X[:5]))
 
 
 def test_a_listener_hears_the_most_confident_whatever_the_order(rng):

@@ -448,3 +448,17 @@ def test_rows_of_a_collection(client):
     for n in (7, 600):
         labels = [partition.kmeans(A, n, np.random.default_rng(0)) for A in (rows, X)]
         np.testing.assert_array_equal(*labels)
+
+
+def test_training_begins_again_where_it_does_on_one_machine(client):
+    # in 20 columns nothing is near anything from lengthscales of 1; whether that is so is judged by
+    # the size of y at the experts of a stage
+    rng = np.random.default_rng(0)
+    X, job = rng.standard_normal((2560, 20)), dict(points_per_expert=40, random_state=0)
+    y = X.sum(axis=1) / np.sqrt(20) + 0.2 * rng.standard_normal(2560)
+    job |= dict(partition="random", kernel="rbf", aggregation="gpoe", temperature=10.0)
+    here = ExpertGPRegressor(**job).fit(X, y)
+    there = ExpertGPRegressor(engine="dask", **job).fit(X, y)
+    assert here.lengthscales_.min() > 3.0
+    np.testing.assert_allclose(there.lengthscales_, here.lengthscales_, rtol=1e-8)
+    assert np.array_equal(there._committee.squares(), here._committee.squares())

@@ -250,6 +250,50 @@ def test_control_c_while_partitions_are_compared(wave, monkeypatch):
     assert metrics.rmse(model.predict(X), y) < 0.3  # with what the brief training found
 
 
+def test_control_c_before_training_does_not_hide_heavy_tails(rng, monkeypatch):
+    X = rng.uniform(-3, 3, (1500, 1))
+    y = np.sin(2 * X[:, 0]) + 0.3 * rng.standard_t(3, 1500)
+    interrupted, _ = interrupting(selection.explains_better, 1)
+    monkeypatch.setattr(selection, "explains_better", interrupted)
+    with pytest.warns(UserWarning, match="interrupted"):
+        model = ExpertGPRegressor(100, kernel="rbf", random_state=0).fit(X, y)
+    assert model.n_iter_ == 0
+    assert model.degrees_of_freedom_ < 6
+
+
+def test_control_c_after_training_does_not_lose_it(wave, monkeypatch):
+    X, y, _ = wave
+    job = dict(points_per_expert=50, partition="random", kernel="rbf", random_state=0)
+    whole = ExpertGPRegressor(**job).fit(X, y)
+    interrupted, calls = interrupting(Committee.prepare, 1)
+    monkeypatch.setattr(Committee, "prepare", interrupted)
+    with pytest.warns(UserWarning, match="interrupted"):
+        model = ExpertGPRegressor(**job).fit(X, y)
+    assert len(calls) == 2
+    assert np.array_equal(model.lengthscales_, whole.lengthscales_)
+    assert model.log_marginal_likelihood_ == whole.log_marginal_likelihood_
+
+
+def test_control_c_between_trainings_keeps_the_kernels_so_far(wave, monkeypatch):
+    X, y, new = wave
+    y = np.round(np.exp(y))
+    objective, seen = Committee.objective, []
+
+    def interrupted(self, theta, engine):
+        seen.append(self.kernel)
+        if len(set(seen)) == 3:  # the third kernel's first look at where to start
+            raise KeyboardInterrupt
+        return objective(self, theta, engine)
+
+    monkeypatch.setattr(Committee, "objective", interrupted)
+    with pytest.warns(UserWarning, match="interrupted"):
+        model = ExpertGPRegressor(
+            points_per_expert=50, likelihood="poisson", n_inducing=10, random_state=0
+        ).fit(X, y)
+    assert list(model.kernel_scores_) == list(dict.fromkeys(seen))[:2]
+    assert np.isfinite(model.predict(new)).all()
+
+
 @pytest.mark.parametrize("kind", [ExpertGPRegressor, ExpertGPClassifier])
 def test_control_c_while_the_temperature_is_chosen(wave, monkeypatch, kind):
     X, y, new = wave

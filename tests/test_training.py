@@ -5,7 +5,7 @@ import pytest
 
 from healgp import ExpertGPRegressor, metrics, training
 from healgp.engines.local import LocalEngine
-from healgp.experts.committee import Committee
+from healgp.experts.committee import Committee, ExpertError
 from healgp.kernels import Hyperparameters
 
 
@@ -94,5 +94,32 @@ def test_noise_alone_is_known_to_be_that(rng):
     model = ExpertGPRegressor(points_per_expert=None, kernel="rbf", random_state=0)
     model.fit(rng.standard_normal((300, 1)), rng.standard_normal(300))
     assert model.noise_variance_ > 0.9
+    many = ExpertGPRegressor(partition="random", kernel="rbf", random_state=0)
+    X, y = rng.standard_normal((2000, 10)), rng.standard_normal(2000)
+    mean, std = many.fit(X, y).predict(X, return_std=True)
+    assert many.noise_variance_ > 0.9  # and not lengthscales that nothing else is within
+    assert np.abs(rng.standard_normal(2000) - mean).max() < 6 * std.min()
     constant = ExpertGPRegressor(points_per_expert=None).fit(np.arange(9.0)[:, None], np.ones(9))
     np.testing.assert_allclose(constant.predict([[3.5]]), 1.0)
+
+
+def test_a_second_start_that_fails_leaves_what_was_found(rng, monkeypatch):
+    X, y = rng.standard_normal((200, 5)), rng.standard_normal(200)
+    theta = Hyperparameters(np.ones(5), 1.0, 0.1)
+    committee = Committee.from_groups(X, y, np.split(np.arange(200), 4), "rbf", theta)
+    assert committee.squares() == pytest.approx([(part**2).sum() for part in np.split(y, 4)])
+    objective, failed = Committee.objective, []
+
+    def failing(self, theta, engine):
+        if (theta.lengthscales == np.exp(np.log(np.sqrt(5)))).all():
+            failed.append(theta)
+            raise ExpertError("it is singular")
+        return objective(self, theta, engine)
+
+    monkeypatch.setattr(Committee, "objective", failing)
+    with LocalEngine(1, committee.work) as engine:
+        found = training.train(committee, True, 100, np.ones(5), 1.0, engine)
+        assert len(failed) == 1
+        assert not found.stopped
+        expected = objective(committee, found.theta, engine)[0] / 200
+    assert found.value == pytest.approx(expected, rel=1e-12)

@@ -17,7 +17,7 @@ import numpy as np
 from healgp.aggregation import Gaussian
 from healgp.calibration import LeaveOneOut
 from healgp.engines.local import LocalEngine
-from healgp.nested import Chosen, Route, chosen, nested
+from healgp.nested import Chosen, Route, at, chosen, nested
 from healgp.prediction import Prior, Setting, Sums
 from healgp.routing import Guide, Net, answers, in_brief
 
@@ -115,22 +115,24 @@ def audit_nested(
     new = committee.inputs(rows)
     without: Any = LeaveOneOut(committee, rows, engine)
 
-    def who(route: Route | None) -> Array:
-        return np.sort(chosen(without, new, n_nearest, engine, route)[0], axis=0)
+    def found(route: Route | None) -> Chosen:
+        return chosen(without, new, n_nearest, engine, route)
 
-    def agrees(part: Array, route: Route) -> bool:
-        one, other = (
-            nested(without.at(part), new[part], n_nearest, engine, r) for r in (route, None)
-        )
-        return agree(one, other, noise, _CAUTION * tolerance)
+    def answers_of(part: Array, who: Chosen) -> Gaussian:
+        return nested(without.at(part), new[part], n_nearest, engine, known=at(who, part))
 
-    everyone = who(None) if known is None else np.sort(known[0][:, ::step], axis=0)
+    everyone = found(None) if known is None else at(known, slice(None, None, step))
     for k in tried:
-        route = Route(guide, k)
-        others = np.flatnonzero((who(route) != everyone).any(axis=0))
+        asked = found(Route(guide, k))
+        others = np.flatnonzero(
+            (np.sort(asked[0], axis=0) != np.sort(everyone[0], axis=0)).any(axis=0)
+        )
         parts = np.split(others, range(_AT_ONCE, len(others), _AT_ONCE)) if len(others) else []
-        if all(agrees(part, route) for part in parts):
-            return Net(2 * k)
+        if all(
+            agree(answers_of(part, asked), answers_of(part, everyone), noise, _CAUTION * tolerance)
+            for part in parts
+        ):
+            return Net(2 * k, near=in_brief(2 * k))
     return Net()
 
 

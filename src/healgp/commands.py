@@ -32,8 +32,9 @@ def fit(
         model = TableModel.fit(table, target, task, drop, **parameters)
         seconds = time.monotonic() - start
         model.estimator.set_params(verbose=0)
-        model.save(out)
-    return {"model": str(out), "seconds": round(seconds, 3)} | describe(model)
+        model.save(out)  # before what an interrupt has left to be chosen is chosen
+        said = describe(model)
+    return {"model": str(out), "seconds": round(seconds, 3)} | said
 
 
 def predict(

@@ -156,7 +156,7 @@ def nested_covariance(
     chosen, means, variances = most_confident(committee, new, k, engine)
 
     def combined(committee: Committee, numbers: Array, engine: LocalEngine) -> tuple[Array, Array]:
-        weights = combination(new, chosen, means, variances, committee, numbers, engine)
+        weights = combination(new, chosen, variances, committee, numbers, engine)
         S = committee.prior_covariance(new)
         own = []  # the rows at which each expert was chosen, and C_e there
         for e, number in zip(np.unique(chosen), numbers.tolist(), strict=True):

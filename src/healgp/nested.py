@@ -75,7 +75,7 @@ def nested(
     for part in np.split(order, range(size, len(new), size)):
         there, rows = committee.at(part), new[part]
         experts, means, variances = (
-            chosen(there, rows, k, engine, route) if known is None else (v[:, part] for v in known)
+            chosen(there, rows, k, engine, route) if known is None else at(known, part)
         )
         system = partial(_combined, rows, experts, means, variances)
         waiting.append((part, there.together(np.unique(experts), system, engine)))
@@ -86,9 +86,15 @@ def nested(
     return mean, var
 
 
+def at(who: Chosen, rows: Array | slice) -> Chosen:
+    """Of some of the rows."""
+    numbers, means, variances = who
+    return numbers[:, rows], means[:, rows], variances[:, rows]
+
+
 def combination(
-    new: Array, chosen: Array, means: Array, variances: Array, committee: Committee,
-    numbers: Array, engine: LocalEngine,
+    new: Array, chosen: Array, variances: Array, committee: Committee, numbers: Array,
+    engine: LocalEngine,
 ) -> Array:  # fmt: skip
     """The coefficients C⁻¹k [n, k] of the chosen experts [k, n]."""
     return _solved(*_covariances(new, chosen, variances, committee, numbers, engine))[0]

@@ -18,7 +18,7 @@ from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee, ExpertError
 from healgp.experts.sparse import SparseCommittee
 from healgp.kernels import Hyperparameters
-from healgp.training import Training, train
+from healgp.training import Training, say_interrupted, train
 
 Array = np.ndarray
 
@@ -54,20 +54,23 @@ class Selection:
 
     @classmethod
     def of(
-        cls, kernels: Sequence[str], trained: Callable[[str], tuple[float, Training]]
+        cls, kernels: Sequence[str], start: Hyperparameters, trained: Callable[[str], Training]
     ) -> Selection:
-        """The best by the marginal likelihood per row that `trained` gives each; one alone is not
-        compared, nor one whose training was interrupted, but where it is all there is."""
-        results: dict[str, tuple[float, Training]] = {}
+        """The best by the marginal likelihood per row of what `trained` gives each; one alone is
+        not compared, nor one whose training was interrupted, but where it is all there is."""
+        results: dict[str, Training] = {}
         interrupted = False
         for kernel in kernels:
             try:
                 found = trained(kernel)
+            except KeyboardInterrupt:
+                say_interrupted()
+                found = Training(start, 0, interrupted=True)
             except ExpertError:
                 if len(kernels) == 1:
                     raise
                 continue
-            interrupted = found[1].interrupted
+            interrupted = found.interrupted
             if not (interrupted and results):
                 results[kernel] = found
             if interrupted:
@@ -78,10 +81,9 @@ class Selection:
                 "noise_variance, or leave out columns with extreme values and rows that are nearly "
                 "equal."
             )
-        best = max(results, key=lambda kernel: results[kernel][0])
-        scores = {kernel: value for kernel, (value, _) in results.items()}
-        theta = results[best][1].theta
-        return cls(best, theta, scores if len(results) > 1 else {}, interrupted)
+        best = max(results, key=lambda kernel: results[kernel].value)
+        scores = {kernel: found.value for kernel, found in results.items()}
+        return cls(best, results[best].theta, scores if len(results) > 1 else {}, interrupted)
 
 
 def choose_kernel(
@@ -92,16 +94,17 @@ def choose_kernel(
     """Trains each kernel briefly from θ on the same few experts."""
     few = _few(groups, rng)
 
-    def trained(kernel: str) -> tuple[float, Training]:
+    def trained(kernel: str) -> Training:
         committee = Committee.from_groups(Z, y, few, kernel, theta)
         with committee.engine(n_jobs) as engine:
-            found = train(
+            if max_iter == 0:
+                return Training(theta, 0, committee.prepare(engine) / committee.n_rows)
+            return train(
                 committee, ard, min(max_iter, _ITERATIONS), scale_X, scale_y, engine,
                 tolerance=_TOLERANCE, warn=False,
             )  # fmt: skip
-            return committee.objective(found.theta, engine)[0] / committee.n_rows, found
 
-    return Selection.of(kernels, trained)
+    return Selection.of(kernels, theta, trained)
 
 
 def _few(groups: list[Array], rng: np.random.Generator) -> list[Array]:
@@ -164,7 +167,7 @@ def train_on_targets(
     longer = replace(start, lengthscales=np.sqrt(X.shape[1]) * start.lengthscales)
     noisy = replace(longer, signal_variance=scale**2 / 2, noise_variance=scale**2 / 2)
 
-    def trained(kernel: str) -> tuple[float, Training]:
+    def trained(kernel: str) -> Training:
         committee = Committee.from_groups(X, np.zeros(len(X)), columns, kernel, start)
         committee.y = y
         with committee.engine(n_jobs) as engine:
@@ -181,13 +184,13 @@ def train_on_targets(
                     committee, ard, max_iter, scale_X, scale, engine, tolerance=_TOLERANCE,
                     warn=False, spread=_SPREAD,
                 )  # fmt: skip
-                results.append((committee.objective(found.theta, engine)[0] / len(y), found))
+                results.append(found)
                 if found.interrupted:
                     break
-            value, best = max(results, key=lambda result: result[0])
-            return value, replace(best, interrupted=found.interrupted)
+            best = max(results, key=lambda result: result.value)
+            return replace(best, interrupted=found.interrupted)
 
-    return Selection.of(kernels, trained)
+    return Selection.of(kernels, start, trained)
 
 
 def choose_signal(

@@ -59,6 +59,7 @@ class Training:
 
     theta: Hyperparameters
     n_iter: int
+    value: float = -np.inf  # log p per row there
     gain: float = 0.0  # of the objective per row, over that of the start
     stopped: bool = False  # by Ctrl-C or by an evaluation that failed
     interrupted: bool = False  # by Ctrl-C
@@ -72,8 +73,9 @@ class _Found:
     value: float
     n_iter: int
     gain: float
-    stopped: bool
-    interrupted: bool
+    converged: bool = True
+    stopped: bool = False
+    interrupted: bool = False
 
 
 def train(
@@ -98,7 +100,8 @@ def train(
     Distances grow with the root of the number of columns. Where the lengthscales to start from are
     too short for that, nothing is near anything, and the gradient has nothing to say: a θ that
     explains no more than noise alone would is looked for a second time, from lengthscales √D as
-    long and half of y noise."""
+    long and half of y noise. Where that explains no more either, the θ with more noise is right:
+    short lengthscales explain noise as well as noise does, but for whoever asks close to a row."""
     if max_iter == 0:
         return Training(committee.theta, 0)
     D = len(scale_X)
@@ -115,28 +118,49 @@ def train(
 
     kept = objective if journal is None else journal.remembered(objective)
 
+    N = committee.n_rows
+
     def maximised(start: Hyperparameters) -> _Found:
-        point, N = start.to_log(ard, shaped), committee.n_rows
-        return _maximise(kept, point, bounds, N, max_iter, tolerance, report, warn)
+        point = start.to_log(ard, shaped)
+        return _maximise(kept, point, bounds, N, max_iter, tolerance, report)
 
     found = maximised(committee.theta)
-    square = _mean_square(committee, scale_y)
-    if not found.stopped and found.value < _EXPLAINED - 0.5 * (np.log(2.0 * np.pi * square) + 1.0):
-        far = np.sqrt(D) * committee.theta.lengthscales
-        other = maximised(replace(committee.theta, lengthscales=far, signal_variance=square / 2,
-                                  noise_variance=square / 2))  # fmt: skip
-        first, n_iter = found.value - found.gain, found.n_iter + other.n_iter
-        best = max(found, other, key=lambda f: f.value)
-        found = replace(other, point=best.point, n_iter=n_iter, value=best.value,
-                        gain=best.value - first)  # fmt: skip
-    theta = Hyperparameters.from_log(found.point, D, ard)
-    return Training(theta, found.n_iter, found.gain, found.stopped, found.interrupted)
+    if not found.stopped:
+        found = _or_from_afar(committee, found, maximised)
+    if warn and not found.converged:
+        _say_unconverged(max_iter)
+    theta, apart = Hyperparameters.from_log(found.point, D, ard), found.point[:D]
+    prior = 0.5 * float(np.sum((apart - apart.mean()) ** 2)) / spread**2 / N if ard else 0.0
+    return Training(
+        theta, found.n_iter, found.value + prior, found.gain, found.stopped, found.interrupted
+    )
 
 
-def _mean_square(committee: Committee, scale_y: float) -> float:
-    """Of y, but for rows that are elsewhere; never 0."""
-    y = getattr(committee, "y", None)
-    return scale_y**2 if y is None else float(np.mean(y**2)) or 1.0
+def _or_from_afar(
+    committee: Committee, found: _Found, maximised: Callable[[Hyperparameters], _Found]
+) -> _Found:
+    """What was found; or, if that is nothing but noise, what is found from longer lengthscales."""
+    square = float(committee.squares().sum()) / committee.n_rows or 1.0
+    noise_alone = -0.5 * (np.log(2.0 * np.pi * square) + 1.0)
+    if found.value >= noise_alone + _EXPLAINED:
+        return found
+    start = committee.theta
+    k = len(found.point) - 1 - (committee.kernel in SHAPE_NAMES)  # where the noise is
+    far = np.sqrt(len(start.lengthscales)) * start.lengthscales
+    try:
+        other = maximised(
+            replace(start, lengthscales=far, signal_variance=square / 2, noise_variance=square / 2)
+        )
+    except ExpertError:  # what there is already is sound
+        return found
+    best = max(found, other, key=lambda f: f.value)
+    if best.value < noise_alone + _EXPLAINED and np.isfinite(other.value):
+        best = max(found, other, key=lambda f: f.point[k])
+    # an evaluation that failed on the way does not end training, for this was beside it
+    return replace(
+        best, n_iter=found.n_iter + other.n_iter, gain=best.value - (found.value - found.gain),
+        stopped=other.interrupted, interrupted=other.interrupted,
+    )  # fmt: skip
 
 
 def train_progressively(
@@ -230,6 +254,8 @@ def train_sparse(
         tolerance = _COLLAPSED_TOLERANCE
     kept = objective if journal is None else journal.remembered(objective, *_sites_of(committee))
     found = _maximise(kept, start, bounds, committee.n_rows, max_iter, tolerance, report)
+    if not found.converged:
+        _say_unconverged(max_iter)
     committee.theta, committee.likelihood, committee.Z = at(found.point)
     return Training(committee.theta, found.n_iter, stopped=found.stopped)
 
@@ -259,12 +285,11 @@ def _maximise(
     max_iter: int,
     tolerance: float,
     report: Report,
-    warn: bool = True,
 ) -> _Found:
     """The best point that L-BFGS-B finds, for an objective that is a sum over N rows."""
     start = np.clip(start, bounds[:, 0], bounds[:, 1])
     best_value, best, iteration, first_value = -np.inf, start, 0, -np.inf
-    stopped = interrupted = False
+    converged, stopped, interrupted = True, False, False
 
     def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal best_value, best, first_value
@@ -286,13 +311,7 @@ def _maximise(
             negative, start, jac=True, method="L-BFGS-B", bounds=bounds, callback=after_iteration,
             options={"maxiter": max_iter, "ftol": tolerance, "gtol": 1e-6},
         )  # fmt: skip
-        if warn and found.nit >= max_iter and not found.success:
-            warnings.warn(
-                f"Training stopped after max_iter={max_iter} iterations before it converged; "
-                "raise max_iter for a better fit.",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
+        converged = found.success or found.nit < max_iter
     except KeyboardInterrupt:
         stopped = interrupted = True
         warnings.warn(
@@ -311,7 +330,16 @@ def _maximise(
             stacklevel=4,
         )
     gain = (best_value - first_value) / N
-    return _Found(best, best_value / N, iteration, gain, stopped, interrupted)
+    return _Found(best, best_value / N, iteration, gain, converged, stopped, interrupted)
+
+
+def _say_unconverged(max_iter: int) -> None:
+    warnings.warn(
+        f"Training stopped after max_iter={max_iter} iterations before it converged; raise "
+        "max_iter for a better fit.",
+        ConvergenceWarning,
+        stacklevel=4,
+    )
 
 
 def say_interrupted() -> None:

@@ -318,6 +318,10 @@ class ShardedCommittee(Sharded):
         sums = found.sum(axis=0)
         return float(sums[0]), sums[1:]
 
+    def squares(self) -> Array:
+        """Σ y² of each expert [J]."""
+        return np.concatenate(self._all(on_worker.plain, "squares"))
+
     def _each(self, experts: Array, function: Any, *arguments: Any) -> list[Any]:
         """function(shard, *arguments, experts there) of the shards that have some of the experts;
         None stands for all."""
@@ -401,3 +405,7 @@ class _Some:
 
     def objective(self, theta: Hyperparameters, engine: LocalEngine) -> tuple[float, Array]:
         return self.committee.objective_of(theta, self.experts)
+
+    def squares(self) -> Array:
+        """Σ y² of each of them."""
+        return self.committee.squares()[self.experts]

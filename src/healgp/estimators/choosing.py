@@ -163,7 +163,7 @@ class Choosing(BaseEstimator):
         committee, key = self._committee, replace(setting, aggregation="gpoe")
         likelihood = getattr(committee, "likelihood", Gaussian())
         several = committee.is_exact and committee.n_experts > 1
-        trained = self.n_iter_ > 0  # else θ was given, and so are the deviations
+        trained = self.max_iter > 0  # else θ was given, and so are the deviations
         if not isinstance(likelihood, Gaussian) or not (several or trained):
             return calibration.Comparison({}, "gpoe")
         known = self._rules.get(key)

@@ -363,7 +363,11 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
                 )
             bar.total = bar.n  # converged: the bar is full
             committee.theta, committee.factor_bytes = found.theta, self._factor_bytes()
-            log_likelihood = committee.prepare(engine)
+            try:
+                log_likelihood = committee.prepare(engine)
+            except KeyboardInterrupt:  # what was trained is not lost for it
+                training.say_interrupted()
+                log_likelihood = committee.prepare(engine)
             if not found.stopped:
                 journal.done()
         self._store(committee, scaling, rng, communication)

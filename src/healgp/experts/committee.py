@@ -136,6 +136,11 @@ class Committee(Experts):
         """Their y [n]."""
         return self.y[rows]
 
+    def squares(self) -> np.ndarray:
+        """Σ y² of each expert [J]."""
+        sizes, own = self.sizes, self.places(np.arange(self.n_rows))
+        return np.add.reduceat(self.y[own] ** 2, np.cumsum(sizes) - sizes)
+
     def in_brief(self, experts: np.ndarray, rank: int, engine: LocalEngine) -> list[np.ndarray]:
         """Some experts as `healgp.experts.brief` has them, stacked."""
         noise = self.theta.noise_variance
