@@ -453,8 +453,8 @@ def test_what_is_chosen_after_a_stream_is_chosen_on_its_rows():
     model.predict(X[2400:])  # asks about left-out rows, for its route
     model.set_params(aggregation="auto")
     found = model.aggregation_scores_
-    model._left_out.clear()
-    model._rules.clear()
+    for kept in (model._left_out, model._confident, model._rules):
+        kept.clear()
     assert model.aggregation_scores_ == found
 
 

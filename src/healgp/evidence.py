@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from healgp.calibration import LeaveOneOut
 from healgp.deviations import GAUSSIAN
 from healgp.estimators.base import ExpertGP
 from healgp.estimators.classifier import ExpertGPClassifier
 from healgp.estimators.regressor import ExpertGPRegressor
-from healgp.nested import nested
 from healgp.prediction import BLOCK, Setting
 
 Array = np.ndarray
@@ -174,19 +172,9 @@ def _left_out(
         others = np.setdiff1d(base.places(np.arange(base.n_rows)), model._communication)
         kept = np.intersect1d(rows, others)
         rows = kept if len(kept) else others[:BLOCK]
-    found: list[tuple[Array, Array]]
-    if rule == "nested":
-        with base.engine(model.n_jobs) as engine:
-            base.prepare_once(engine)
-            without: Any = LeaveOneOut(base, rows, engine)
-            new = base.inputs(rows)
-            each = {k: nested(without, new, k, engine) for k in {s.n_nearest for s in chosen}}
-        noise = base.theta.noise_variance
-        moments = [(*each[s.n_nearest], noise if s.space == "y" else 0.0) for s in chosen]
-        found = [(mean, var + extra) for mean, var, extra in moments]
-    elif rule == "grbcm":
+    if rule == "grbcm":
         found = model._without(rows, chosen)
-    else:  # the temperature was chosen on these rows
+    else:  # the temperature and the rule were chosen on these rows
         found = [model._everyone(replace(s, deviations=GAUSSIAN)) for s in chosen]
     latents = [(base.unit * mean, base.unit**2 * var) for mean, var in found]
     numbers = np.searchsorted(base.places(np.arange(base.n_rows)), rows)  # there is room between

@@ -49,6 +49,7 @@ FITTED: dict[str, Any] = {
     "_scaling": Scaling,
     "_communication": np.ndarray | None,
     "_calibration_rows": np.ndarray,
+    "_trained": bool,
     "_curves": dict[Setting, Curve],
     "_rules": dict[Setting, Comparison],
     "_routes": dict[tuple[Setting, float], Net],
@@ -87,7 +88,7 @@ _ELSEWHERE = {"TableModel": "healgp.tables"}
 
 def made_again() -> dict[str, Any]:
     """Attributes that are made again, and what stands for them until then."""
-    return {"_grbcm": None, "_guide": None, "_centres": None, "_left_out": {}}
+    return {"_grbcm": None, "_guide": None, "_centres": None, "_left_out": {}, "_confident": {}}
 
 
 def save(model: Any, path: str | os.PathLike[str]) -> None:

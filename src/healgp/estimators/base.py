@@ -225,9 +225,11 @@ class ExpertGP(Choosing):
         theta = committee.theta
         self._scaling, self._committee = scaling, committee
         self._communication = communication
+        self._trained = self.max_iter > 0
         self._grbcm = None
         self._calibration_rows = calibration.sample_rows(committee.n_rows, committee.n_experts, rng)
-        self._curves, self._rules, self._routes, self._left_out = {}, {}, {}, {}
+        self._curves, self._rules, self._routes = {}, {}, {}
+        self._left_out, self._confident = {}, {}
         self._guide = None
         self._centres: Any = None  # of partial_fit
         self._arrivals: streaming.Arrivals | None = None

@@ -17,7 +17,7 @@ from healgp.deviations import GAUSSIAN, Deviations
 from healgp.engines.local import LocalEngine
 from healgp.likelihoods import Classification, Gaussian, Poisson
 from healgp.metrics import log_density
-from healgp.nested import Listener, nested
+from healgp.nested import Chosen, Listener, nested
 from healgp.prediction import Prior, Setting, stream
 from healgp.progress import progress
 
@@ -33,10 +33,12 @@ class Choosing(BaseEstimator):
 
     _grbcm: tuple[Any, Any, Array, Array] | None
     _guide: routing.Guide | None
+    _trained: bool
     _curves: dict[Setting, calibration.Curve]
     _rules: dict[Setting, calibration.Comparison]
     _routes: dict[tuple[Setting, float], routing.Net]
-    _left_out: dict[Setting, Any]
+    _left_out: dict[Setting, tuple[Array, Array]]
+    _confident: dict[int, Chosen]  # the most confident experts there, for each n_nearest
 
     @property
     def temperature_(self) -> float:
@@ -137,15 +139,30 @@ class Choosing(BaseEstimator):
             nearest = min(settings[0].n_nearest, committee.n_experts)
             listener: Any = Listener(without, len(new), nearest)
             found = stream(listener, new, settings, prior, engine, bar.update)
-            self._left_out[_whom(settings[0])] = listener.found
+            self._confident[settings[0].n_nearest] = listener.found
             return found
 
     def _everyone(self, setting: Setting) -> tuple[Array, Array]:
         """Latent moments at the rows that everything is chosen on, under a setting."""
+        rows, is_nested = self._calibration_rows, setting.aggregation == "nested"
+        if is_nested:  # nothing else matters to it
+            setting = Setting("nested", "ones", 0.0, None, setting.space, setting.n_nearest)
         if setting not in self._left_out:
-            self._left_out[setting] = self._without(self._calibration_rows, [setting])[0]
-        mean, var = self._left_out[setting]
-        return mean, var
+            self._left_out[setting] = (
+                self._nested_without(rows, setting) if is_nested
+                else self._without(rows, [setting])[0]
+            )  # fmt: skip
+        return self._left_out[setting]
+
+    def _nested_without(self, rows: Array, setting: Setting) -> tuple[Array, Array]:
+        """The nested rule's, which may know already who is most confident there."""
+        committee, known = self._committee, self._confident.get(setting.n_nearest)
+        with committee.engine(self.n_jobs) as engine:
+            committee.prepare_once(engine)
+            without: Any = calibration.LeaveOneOut(committee, rows, engine)
+            new = committee.inputs(rows)
+            mean, var = nested(without, new, setting.n_nearest, engine, known=known)
+        return mean, var + (self._noise() if setting.space == "y" else 0.0)
 
     @property
     def aggregation_scores_(self) -> dict[str, float]:
@@ -163,23 +180,15 @@ class Choosing(BaseEstimator):
         committee, key = self._committee, replace(setting, aggregation="gpoe")
         likelihood = getattr(committee, "likelihood", Gaussian())
         several = committee.is_exact and committee.n_experts > 1
-        trained = self.max_iter > 0  # else θ was given, and so are the deviations
+        trained = self._trained  # else θ was given, and so are the deviations
         if not isinstance(likelihood, Gaussian) or not (several or trained):
             return calibration.Comparison({}, "gpoe")
         known = self._rules.get(key)
         if known is None or (several and not known.scores):  # one expert has become several
             rows = self._calibration_rows
-            new, targets = committee.inputs(rows), committee.targets(rows)
-            noise, moments = self._noise(), {"gpoe": self._everyone(key)}
-            if several:
-                with committee.engine(self.n_jobs) as engine:
-                    committee.prepare_once(engine)
-                    without: Any = calibration.LeaveOneOut(committee, rows, engine)
-                    mean, var = nested(
-                        without, new, setting.n_nearest, engine,
-                        known=self._left_out.get(_whom(setting)),
-                    )  # fmt: skip
-                    moments["nested"] = mean, var + (noise if setting.space == "y" else 0.0)
+            noise, targets = self._noise(), committee.targets(rows)
+            rules = ("gpoe", "nested") if several else ("gpoe",)
+            moments = {rule: self._everyone(replace(key, aggregation=rule)) for rule in rules}
 
             def judged(mean: Array, var: Array) -> tuple[Array, Deviations]:
                 std = np.sqrt(var + (noise if setting.space == "f" else 0.0))
@@ -275,7 +284,7 @@ class Choosing(BaseEstimator):
             audit: Callable[..., routing.Net]
             said: tuple[Any, ...]
             if setting.aggregation == "nested":
-                audit, said = auditing.audit_nested, (self._left_out.get(_whom(setting)),)
+                audit, said = auditing.audit_nested, (self._confident.get(setting.n_nearest),)
             else:
                 prior = self._committee_and_prior("", committee.inputs(self._calibration_rows))[1]
                 everyone = self._everyone(replace(setting, deviations=GAUSSIAN))
@@ -336,8 +345,3 @@ def is_auto(value: Any) -> bool:
 def _key(setting: Setting) -> Setting:
     """A setting but for its temperature, and for what no rule with a temperature looks at."""
     return replace(setting, temperature=calibration.INDIFFERENT, n_nearest=Setting.n_nearest)
-
-
-def _whom(setting: Setting) -> Setting:
-    """What the most confident experts are kept under."""
-    return Setting("nested", "ones", 0.0, None, "f", setting.n_nearest)

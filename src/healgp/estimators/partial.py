@@ -86,6 +86,7 @@ class PartialFit(ExpertGP):
                 self._guide.changed.update(int(part.expert) for part in change.parts)
         self._arrivals, self._grbcm = arrivals, None
         self._left_out.clear()
+        self._confident.clear()
         self._calibration_rows = change.follow(self._calibration_rows)
         if self._communication is not None:
             self._communication = change.follow(self._communication)
@@ -114,5 +115,6 @@ class PartialFit(ExpertGP):
         rows = calibration.sample_rows(arrivals.n_rows, committee.n_experts, arrivals.rng())
         self._calibration_rows = committee.places(rows)
         self._left_out.clear()  # of the rows before
+        self._confident.clear()
         self._routes.clear()
         arrivals.checked_at = arrivals.n_rows
