@@ -21,6 +21,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from healgp import ExpertGPClassifier, ExpertGPRegressor, calibration, metrics, selection
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee, ExpertError
+from healgp.experts.sparse import SparseCommittee
 
 
 @parametrize_with_checks([ExpertGPRegressor(), ExpertGPRegressor(points_per_expert=10)])
@@ -261,17 +262,32 @@ def test_control_c_before_training_does_not_hide_heavy_tails(rng, monkeypatch):
     assert model.degrees_of_freedom_ < 6
 
 
-def test_control_c_after_training_does_not_lose_it(wave, monkeypatch):
+@pytest.mark.parametrize("sparse", [{}, {"n_inducing": 10}])
+def test_control_c_after_training_does_not_lose_it(wave, monkeypatch, sparse):
     X, y, _ = wave
-    job = dict(points_per_expert=50, partition="random", kernel="rbf", random_state=0)
+    job = dict(points_per_expert=50, partition="random", kernel="rbf", random_state=0) | sparse
     whole = ExpertGPRegressor(**job).fit(X, y)
-    interrupted, calls = interrupting(Committee.prepare, 1)
-    monkeypatch.setattr(Committee, "prepare", interrupted)
-    with pytest.warns(UserWarning, match="interrupted"):
+    kind = SparseCommittee if sparse else Committee
+    interrupted, calls = interrupting(kind.prepare, 1)
+    monkeypatch.setattr(kind, "prepare", interrupted)
+    with pytest.warns(UserWarning, match="Interrupted"):
         model = ExpertGPRegressor(**job).fit(X, y)
     assert len(calls) == 2
     assert np.array_equal(model.lengthscales_, whole.lengthscales_)
-    assert model.log_marginal_likelihood_ == whole.log_marginal_likelihood_
+    reached = "elbo_" if sparse else "log_marginal_likelihood_"
+    assert getattr(model, reached) == getattr(whole, reached)
+
+
+def test_control_c_while_inducing_inputs_are_chosen_keeps_the_kernel(wave, monkeypatch):
+    X, y, _ = wave
+    interrupted, calls = interrupting(SparseCommittee.from_groups, 1)
+    monkeypatch.setattr(SparseCommittee, "from_groups", interrupted)
+    with pytest.warns(UserWarning, match="interrupted"):
+        model = ExpertGPRegressor(50, n_inducing=10, random_state=0).fit(X, y)
+    assert len(calls) == 2
+    assert model.n_iter_ == 0
+    assert len(model.kernel_scores_) > 1
+    assert metrics.rmse(model.predict(X), y) < 0.3
 
 
 def test_control_c_between_trainings_keeps_the_kernels_so_far(wave, monkeypatch):

@@ -90,15 +90,38 @@ def test_lengthscales_too_short_for_many_columns(rng, rows):
     assert metrics.rmse(model.predict(X[400:]), y[400:]) < 0.8 * y.std()
 
 
-def test_noise_alone_is_known_to_be_that(rng):
-    model = ExpertGPRegressor(points_per_expert=None, kernel="rbf", random_state=0)
-    model.fit(rng.standard_normal((300, 1)), rng.standard_normal(300))
+@pytest.mark.parametrize(
+    ("n", "D", "seed", "parameters"),
+    [(300, 10, 0, {}), (300, 10, 1, {}), (1000, 20, 1, {}), (300, 1, 0, {}),
+     (1000, 10, 0, {"kernel": "rbf", "partition": "random"}),
+     (2000, 10, 0, {"kernel": "rbf", "partition": "random"})],
+)  # fmt: skip
+def test_noise_alone_is_known_to_be_that(n, D, seed, parameters):
+    rng = np.random.default_rng(seed)
+    X, y, again = rng.standard_normal((n, D)), rng.standard_normal(n), rng.standard_normal(n)
+    model = ExpertGPRegressor(random_state=0, **parameters).fit(X, y)
+    mean, std = model.predict(X, return_std=True)  # where short lengthscales would know y
+    z = (again - mean) / std
     assert model.noise_variance_ > 0.9
-    many = ExpertGPRegressor(partition="random", kernel="rbf", random_state=0)
-    X, y = rng.standard_normal((2000, 10)), rng.standard_normal(2000)
-    mean, std = many.fit(X, y).predict(X, return_std=True)
-    assert many.noise_variance_ > 0.9  # and not lengthscales that nothing else is within
-    assert np.abs(rng.standard_normal(2000) - mean).max() < 6 * std.min()
+    assert 0.85 < np.sqrt(np.mean(z**2)) < 1.15
+    assert abs(np.mean(np.abs(z) < 1.96) - 0.95) < 3 * np.sqrt(0.95 * 0.05 / n)
+
+
+@pytest.mark.parametrize(("seed", "kernel"), [(0, "rbf"), (1, "rbf"), (0, "auto")])
+def test_a_weak_signal_is_not_noise(seed, kernel):
+    """A hundredth of y's variance: the gain per row is tiny, that of all rows is not."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-1.7, 1.7, (7000, 3))
+    f = 0.17 * np.sin(5 * X[:, 0])
+    y = f + rng.standard_normal(7000)
+    model = ExpertGPRegressor(
+        points_per_expert=250, partition="random", kernel=kernel, random_state=0
+    )
+    mean = model.fit(X[:4000], y[:4000]).predict(X[4000:])
+    assert np.sqrt(np.mean((mean - f[4000:]) ** 2)) < 0.8 * f.std()
+
+
+def test_y_that_is_constant():
     constant = ExpertGPRegressor(points_per_expert=None).fit(np.arange(9.0)[:, None], np.ones(9))
     np.testing.assert_allclose(constant.predict([[3.5]]), 1.0)
 
@@ -111,7 +134,7 @@ def test_a_second_start_that_fails_leaves_what_was_found(rng, monkeypatch):
     objective, failed = Committee.objective, []
 
     def failing(self, theta, engine):
-        if (theta.lengthscales == np.exp(np.log(np.sqrt(5)))).all():
+        if (theta.lengthscales == np.exp(0.5 * np.log(5))).all():
             failed.append(theta)
             raise ExpertError("it is singular")
         return objective(self, theta, engine)
@@ -121,5 +144,12 @@ def test_a_second_start_that_fails_leaves_what_was_found(rng, monkeypatch):
         found = training.train(committee, True, 100, np.ones(5), 1.0, engine)
         assert len(failed) == 1
         assert not found.stopped
+        assert found.is_noise
+        expected = objective(committee, found.theta, engine)[0] / 200
+        assert found.value == pytest.approx(expected, rel=1e-4)
+        found = training.train(
+            committee, True, 100, np.ones(5), 1.0, engine, asked=0.0
+        )  # fmt: skip
+        assert len(failed) == 2
         expected = objective(committee, found.theta, engine)[0] / 200
     assert found.value == pytest.approx(expected, rel=1e-12)

@@ -99,10 +99,12 @@ def choose_kernel(
         with committee.engine(n_jobs) as engine:
             if max_iter == 0:
                 return Training(theta, 0, committee.prepare(engine) / committee.n_rows)
-            return train(
+            found = train(
                 committee, ard, min(max_iter, _ITERATIONS), scale_X, scale_y, engine,
-                tolerance=_TOLERANCE, warn=False,
+                tolerance=_TOLERANCE, warn=False, asked=1.0,
             )  # fmt: skip
+        # more rows may show more than noise, but not from there
+        return replace(found, theta=theta) if found.is_noise else found
 
     return Selection.of(kernels, theta, trained)
 
@@ -182,7 +184,7 @@ def train_on_targets(
                 committee.theta = first
                 found = train(
                     committee, ard, max_iter, scale_X, scale, engine, tolerance=_TOLERANCE,
-                    warn=False, spread=_SPREAD,
+                    warn=False, spread=_SPREAD, asked=0.0,
                 )  # fmt: skip
                 results.append(found)
                 if found.interrupted:

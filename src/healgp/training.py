@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,8 +40,11 @@ _LOG_RATE_BOUND = 10.0
 _EXACT_TOLERANCE, _COLLAPSED_TOLERANCE = 1e-9, 1e-5
 _VARIATIONAL_TOLERANCE, _INDUCING_TOLERANCE = 1e-4, 5e-4
 
-#: The gain in log p per row over that of noise alone, below which nothing was explained.
-_EXPLAINED = 0.01
+#: The gain in log p per row over that of noise alone, below which hardly anything was explained: so
+#: much, or log(N) / 2 of all rows for each parameter, as the Bayesian information criterion has it.
+#: This counts so much at most, for with few rows and many columns most parameters say no more than
+#: that their column does not matter.
+_EXPLAINED, _CRITERION = 0.01, 0.1
 
 #: Progressive training: experts that it begins with, how many times as many each next stage has,
 #: the relative gain in an iteration at which a stage ends, and the gain in log p per row still to
@@ -63,6 +68,7 @@ class Training:
     gain: float = 0.0  # of the objective per row, over that of the start
     stopped: bool = False  # by Ctrl-C or by an evaluation that failed
     interrupted: bool = False  # by Ctrl-C
+    is_noise: bool = False  # nothing else was found
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ class _Found:
     converged: bool = True
     stopped: bool = False
     interrupted: bool = False
+    is_noise: bool = False
 
 
 def train(
@@ -89,6 +96,7 @@ def train(
     tolerance: float = _EXACT_TOLERANCE,
     warn: bool = True,
     spread: float = np.inf,
+    asked: float = 0.5,
     journal: Journal | None = None,
 ) -> Training:
     """Maximises Σ_j log p(y⁽ʲ⁾ | X⁽ʲ⁾, θ) from committee.theta, within the bounds above times the
@@ -99,9 +107,11 @@ def train(
 
     Distances grow with the root of the number of columns. Where the lengthscales to start from are
     too short for that, nothing is near anything, and the gradient has nothing to say: a θ that
-    explains no more than noise alone would is looked for a second time, from lengthscales √D as
-    long and half of y noise. Where that explains no more either, the θ with more noise is right:
-    short lengthscales explain noise as well as noise does, but for whoever asks close to a row."""
+    explains hardly more than noise alone would is looked for a second time, from lengthscales √D as
+    long and half of y noise. Where that explains hardly more either, y may be nothing but noise;
+    and this, lengthscales that no other row is within explain too, but for whoever asks close to a
+    row. So at least half of y is noise then; and all of it, unless what is found gains the nats
+    asked of each of its parameters. (With none asked, whatever is found is right.)"""
     if max_iter == 0:
         return Training(committee.theta, 0)
     D = len(scale_X)
@@ -117,49 +127,56 @@ def train(
         return value, _tied(gradient, D, ard)[: len(log_theta)]
 
     kept = objective if journal is None else journal.remembered(objective)
+    N, start = committee.n_rows, committee.theta.to_log(ard, shaped)
 
-    N = committee.n_rows
-
-    def maximised(start: Hyperparameters) -> _Found:
-        point = start.to_log(ard, shaped)
+    def maximised(point: np.ndarray) -> _Found:
         return _maximise(kept, point, bounds, N, max_iter, tolerance, report)
 
-    found = maximised(committee.theta)
+    found = maximised(start)
     if not found.stopped:
-        found = _or_from_afar(committee, found, maximised)
+        square = float(committee.squares().sum()) / N or 1.0
+        signal = len(start) - 2 - shaped  # the noise is next
+        far = start.copy()
+        far[:signal] += 0.5 * np.log(D)
+        far[[signal, signal + 1]] = np.log(square / 2)
+        noise = far.copy()
+        noise[[signal, signal + 1]] = bounds[signal, 0], np.log(square)
+        # the value but for the little signal that is left
+        value = -0.5 * (np.log(2.0 * np.pi * square) + 1.0)
+        alone = _Found(np.clip(noise, *bounds.T), value, 0, 0.0, is_noise=True)
+        found = _or_noise(found, alone, partial(maximised, far), N, signal + 1, asked)
     if warn and not found.converged:
         _say_unconverged(max_iter)
     theta, apart = Hyperparameters.from_log(found.point, D, ard), found.point[:D]
     prior = 0.5 * float(np.sum((apart - apart.mean()) ** 2)) / spread**2 / N if ard else 0.0
     return Training(
-        theta, found.n_iter, found.value + prior, found.gain, found.stopped, found.interrupted
-    )
+        theta, found.n_iter, found.value + prior, found.gain, found.stopped, found.interrupted,
+        found.is_noise,
+    )  # fmt: skip
 
 
-def _or_from_afar(
-    committee: Committee, found: _Found, maximised: Callable[[Hyperparameters], _Found]
-) -> _Found:
-    """What was found; or, if that is nothing but noise, what is found from longer lengthscales."""
-    square = float(committee.squares().sum()) / committee.n_rows or 1.0
-    noise_alone = -0.5 * (np.log(2.0 * np.pi * square) + 1.0)
-    if found.value >= noise_alone + _EXPLAINED:
+def _or_noise(
+    found: _Found, alone: _Found, from_afar: Callable[[], _Found], N: int, k: int,
+    asked: float,
+) -> _Found:  # fmt: skip
+    """What was found; or, if that is hardly more than noise alone, what is found from longer
+    lengthscales, or noise alone, whose logarithm is number k of the point."""
+    nat = len(found.point) / N
+    enough = alone.value + max(_EXPLAINED, min(0.5 * nat * np.log(N), _CRITERION))
+    if found.value >= enough:
         return found
-    start = committee.theta
-    k = len(found.point) - 1 - (committee.kernel in SHAPE_NAMES)  # where the noise is
-    far = np.sqrt(len(start.lengthscales)) * start.lengthscales
-    try:
-        other = maximised(
-            replace(start, lengthscales=far, signal_variance=square / 2, noise_variance=square / 2)
-        )
-    except ExpertError:  # what there is already is sound
-        return found
-    best = max(found, other, key=lambda f: f.value)
-    if best.value < noise_alone + _EXPLAINED and np.isfinite(other.value):
-        best = max(found, other, key=lambda f: f.point[k])
+    every = [found]
+    with suppress(ExpertError):  # what there is already is sound
+        every.append(from_afar())
+    best = max(every, key=lambda f: f.value)
+    if best.value < enough and asked:
+        half = alone.point[k] - np.log(2.0)
+        cautious = [f for f in every if f.point[k] >= half and f.value >= alone.value + asked * nat]
+        best = max([alone, *cautious], key=lambda f: f.value)
     # an evaluation that failed on the way does not end training, for this was beside it
     return replace(
-        best, n_iter=found.n_iter + other.n_iter, gain=best.value - (found.value - found.gain),
-        stopped=other.interrupted, interrupted=other.interrupted,
+        best, n_iter=sum(f.n_iter for f in every), gain=best.value - (found.value - found.gain),
+        stopped=every[-1].interrupted, interrupted=every[-1].interrupted,
     )  # fmt: skip
 
 
@@ -191,10 +208,12 @@ def train_progressively(
             some, ard, max_iter, scale_X, scale_y, engine, report, _STAGE_TOLERANCE, warn=False,
             journal=journal,
         )  # fmt: skip
-        theta, iterations = found.theta, iterations + found.n_iter
+        iterations += found.n_iter
         left = found.gain / (_MORE - 1) * (1.0 - n / J)
         if found.stopped or left < _ENOUGH:
-            return Training(theta, iterations, stopped=found.stopped)
+            return Training(found.theta, iterations, stopped=found.stopped)
+        if not found.is_noise:  # more rows may show more, but not from there
+            theta = found.theta
         n *= _MORE
     committee.theta = theta
     tolerance = _EXACT_TOLERANCE if n == _FIRST else _STAGE_TOLERANCE
@@ -345,6 +364,19 @@ def _say_unconverged(max_iter: int) -> None:
 def say_interrupted() -> None:
     """Warns of Ctrl-C beside an optimisation."""
     warnings.warn("Training was interrupted; the model uses the best so far.", stacklevel=5)
+
+
+def prepared(committee: Any, engine: LocalEngine) -> float:
+    """What committee.prepare gives, also after Ctrl-C: what was trained is not lost for it."""
+    try:
+        return committee.prepare(engine)
+    except KeyboardInterrupt:
+        warnings.warn(
+            "Interrupted while the trained experts were made ready to predict; this is done again "
+            "now, and a second interrupt gives the model up.",
+            stacklevel=5,
+        )
+        return committee.prepare(engine)
 
 
 def _log_bounds(ard: bool, shaped: bool, scale_X: np.ndarray, scale_y: float) -> np.ndarray:

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -157,9 +157,15 @@ class ExpertGP(Choosing):
         curve: list[float] = []
         pieces = np.ones(max(len(rows), len(y) // 100))
         with LocalEngine(self.n_jobs, pieces) as engine:
-            committee = self._kinds()[1].from_groups(
-                Z, y, rows, kernel, theta, likelihood, n_inducing, rng, engine
-            )
+            divided = partial(
+                self._kinds()[1].from_groups, Z, y, rows, kernel, theta, likelihood, n_inducing,
+                rng, engine,
+            )  # fmt: skip
+            try:
+                committee = divided()
+            except KeyboardInterrupt:  # while inducing inputs were chosen
+                training.say_interrupted()
+                committee, max_iter = divided(), 0
             if not with_kernel and max_iter > 0:
                 try:
                     committee.theta = selection.choose_signal(committee, rng, engine)
@@ -181,7 +187,7 @@ class ExpertGP(Choosing):
                 bar.total = bar.n
             committee.theta, committee.likelihood = trained.theta, trained.likelihood
             committee.Z, committee.factor_bytes = trained.Z, self._factor_bytes()
-            elbo = committee.prepare(engine)
+            elbo = training.prepared(committee, engine)
             if not found.stopped:
                 journal.done()
         return committee, np.array(curve), elbo

@@ -177,7 +177,7 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
         Iterations of training.
     training_curve_ : array [n_iter_]
         The objective per row after each of them (with training="progressive", of the experts of its
-        stage).
+        stage; where training began again, of both beginnings).
 
     Examples
     --------
@@ -363,11 +363,7 @@ class ExpertGPRegressor(RegressorMixin, PartialFit):
                 )
             bar.total = bar.n  # converged: the bar is full
             committee.theta, committee.factor_bytes = found.theta, self._factor_bytes()
-            try:
-                log_likelihood = committee.prepare(engine)
-            except KeyboardInterrupt:  # what was trained is not lost for it
-                training.say_interrupted()
-                log_likelihood = committee.prepare(engine)
+            log_likelihood = training.prepared(committee, engine)
             if not found.stopped:
                 journal.done()
         self._store(committee, scaling, rng, communication)

@@ -296,7 +296,8 @@ def _training(facts: Facts) -> str:
     return '<div class="pictures">' + _figure(
         drawn,
         f"The objective after each of {_count(model.n_iter_, 'iteration')}, larger is better. "
-        "Where it steps down, more experts have joined.",
+        "Where it steps down, more experts have joined, or training began again from longer "
+        "lengthscales.",
     ) + "</div>"  # fmt: skip
 
 
