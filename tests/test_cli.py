@@ -272,7 +272,7 @@ def test_bars_at_a_terminal_and_interrupts(presses, tmp_path):
     table = pd.DataFrame(X).rename(columns=str).assign(y=y)
     table.to_parquet(tmp_path / "arm.parquet")
     fit = AtTerminal("fit", tmp_path / "arm.parquet", "--target", "y", "-o", tmp_path / "model",
-                     "--kernel", "rbf", "--points-per-expert", "300", "--json")  # fmt: skip
+                     "--kernel", "rbf", "--points-per-expert", "1000", "--json")  # fmt: skip
     fit.until("log p per row").press().until("Ctrl-C again to end at once")
     if presses == 2:
         assert fit.press().end() == 130

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from sklearn.exceptions import ConvergenceWarning
 
 from healgp import ExpertGPRegressor, metrics, training
+from healgp.datasets import robot_arm
 from healgp.engines.local import LocalEngine
 from healgp.experts.committee import Committee, ExpertError
 from healgp.kernels import Hyperparameters
@@ -90,6 +92,7 @@ def test_lengthscales_too_short_for_many_columns(rng, rows):
     assert metrics.rmse(model.predict(X[400:]), y[400:]) < 0.8 * y.std()
 
 
+@pytest.mark.filterwarnings("ignore:Training stopped")  # the search in 20 columns is long
 @pytest.mark.parametrize(
     ("n", "D", "seed", "parameters"),
     [(300, 10, 0, {}), (300, 10, 1, {}), (1000, 20, 1, {}), (300, 1, 0, {}),
@@ -107,6 +110,13 @@ def test_noise_alone_is_known_to_be_that(n, D, seed, parameters):
     assert abs(np.mean(np.abs(z) < 1.96) - 0.95) < 3 * np.sqrt(0.95 * 0.05 / n)
 
 
+def test_noise_alone_for_want_of_iterations_is_said(rng):
+    X, y = rng.standard_normal((300, 10)), rng.standard_normal(300)
+    with pytest.warns(ConvergenceWarning, match="max_iter=1 "):
+        model = ExpertGPRegressor(kernel="rbf", max_iter=1, random_state=0).fit(X, y)
+    assert model.noise_variance_ > 0.9
+
+
 @pytest.mark.parametrize(("seed", "kernel"), [(0, "rbf"), (1, "rbf"), (0, "auto")])
 def test_a_weak_signal_is_not_noise(seed, kernel):
     """A hundredth of y's variance: the gain per row is tiny, that of all rows is not."""
@@ -119,6 +129,15 @@ def test_a_weak_signal_is_not_noise(seed, kernel):
     )
     mean = model.fit(X[:4000], y[:4000]).predict(X[4000:])
     assert np.sqrt(np.mean((mean - f[4000:]) ** 2)) < 0.8 * f.std()
+
+
+def test_few_small_experts_do_not_speak_for_all():
+    """The first 32 of 200 experts of ten rows show less than chance might."""
+    X, y = robot_arm(3000)
+    model = ExpertGPRegressor(10, partition="random", kernel="rbf", random_state=0)
+    assert model.fit(X[:2000], y[:2000]).score(X[2000:], y[2000:]) > 0.7
+    alone = ExpertGPRegressor(1, kernel="rbf", random_state=0).fit(X[:2000], y[:2000])
+    assert alone.noise_variance_ < 0.2 * alone.signal_variance_  # as it began
 
 
 def test_y_that_is_constant():

@@ -132,9 +132,9 @@ def train(
     def maximised(point: np.ndarray) -> _Found:
         return _maximise(kept, point, bounds, N, max_iter, tolerance, report)
 
-    found = maximised(start)
-    if not found.stopped:
-        square = float(committee.squares().sum()) / N or 1.0
+    found, squares = maximised(start), committee.squares()
+    if not found.stopped and len(squares) < N:  # one row cannot tell a signal from noise
+        square = float(squares.sum()) / N or 1.0
         signal = len(start) - 2 - shaped  # the noise is next
         far = start.copy()
         far[:signal] += 0.5 * np.log(D)
@@ -172,6 +172,7 @@ def _or_noise(
     if best.value < enough and asked:
         half = alone.point[k] - np.log(2.0)
         cautious = [f for f in every if f.point[k] >= half and f.value >= alone.value + asked * nat]
+        alone = replace(alone, converged=all(f.converged for f in every))
         best = max([alone, *cautious], key=lambda f: f.value)
     # an evaluation that failed on the way does not end training, for this was beside it
     return replace(
@@ -210,7 +211,7 @@ def train_progressively(
         )  # fmt: skip
         iterations += found.n_iter
         left = found.gain / (_MORE - 1) * (1.0 - n / J)
-        if found.stopped or left < _ENOUGH:
+        if found.stopped or (left < _ENOUGH and not found.is_noise):
             return Training(found.theta, iterations, stopped=found.stopped)
         if not found.is_noise:  # more rows may show more, but not from there
             theta = found.theta
