@@ -248,7 +248,10 @@ class AtTerminal:
 
     def until(self, text):
         while text not in self.said:
-            self.said += os.read(self._ours, 1 << 16).decode(errors="ignore")
+            try:
+                self.said += os.read(self._ours, 1 << 16).decode(errors="ignore")
+            except OSError as error:  # the terminal closes with the process
+                raise EOFError(f"{text!r} was not said, but: {self.said[-2000:]}") from error
         return self
 
     def press(self):
@@ -256,7 +259,7 @@ class AtTerminal:
         return self
 
     def end(self):
-        with contextlib.suppress(OSError):  # the terminal closes with the process
+        with contextlib.suppress(EOFError):
             self.until("no such text")
         os.close(self._ours)
         self.out = self.process.communicate(timeout=60)[0]

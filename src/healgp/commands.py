@@ -4,6 +4,7 @@ what `--json` prints."""
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -187,7 +188,9 @@ def two_interrupts() -> Iterator[None]:
         if pressed:
             raise SystemExit(130)
         pressed = True
-        print("\nInterrupted; Ctrl-C again to end at once.", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            # not print(): what was interrupted may be in the middle of one, of a bar say
+            os.write(2, b"\nInterrupted; Ctrl-C again to end at once.\n")
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, handle)
